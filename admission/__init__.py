@@ -1,0 +1,1 @@
+"""The gateway in front of vLLM. Starts and admits with Postgres, controller and dashboard dead."""

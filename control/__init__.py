@@ -1,0 +1,1 @@
+"""The control plane: Postgres, scraper, controller, API and command line."""

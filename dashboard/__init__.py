@@ -1,0 +1,1 @@
+"""The Streamlit web app: pages, view models, charts."""

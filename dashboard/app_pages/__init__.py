@@ -1,0 +1,1 @@
+"""One page a file; the module docstring is the question the page answers."""

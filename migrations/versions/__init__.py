@@ -1,0 +1,1 @@
+"""One purpose a revision, numbered NNNN_what.py."""

@@ -1,0 +1,1 @@
+"""Simulated vLLM nodes and traffic: real HTTP servers without GPUs."""
