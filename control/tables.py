@@ -1,0 +1,70 @@
+"""All tables of the control database, under one name: `from control.tables import SampleRow`.
+
+Declarations stand in `tables_fleet`, `tables_policy`, `tables_spend` and `tables_people`; migrations
+create them plus what only SQL can say (partitions, triggers, roles). Prevents: a table that Alembic
+does not see because nobody imported its module.
+"""
+
+from control.tables_base import APPEND_ONLY, PARTITIONED, Base
+from control.tables_fleet import (
+    AlertRow,
+    AlertTimerRow,
+    CapacityEstimateRow,
+    GatewayRow,
+    GatewaySampleRow,
+    HealthRow,
+    HistogramEdgesRow,
+    NodeRow,
+    PoolRow,
+    RoundRow,
+    SampleRow,
+    ScrapeFailureRow,
+)
+from control.tables_people import AccountRow, ApiTokenRow, SignInFailureRow, SignInRow, TenantKeyRow
+from control.tables_policy import (
+    AckRow,
+    AssignmentRow,
+    AuditRow,
+    CommandKeyRow,
+    GatewayObservedRow,
+    LeaseRow,
+    PolicyRevisionRow,
+    RolloutRow,
+)
+from control.tables_spend import NodeHourRow, PriceRow, UsageCursorRow, UsageHourRow, UsageRecordRow
+
+__all__ = [
+    "APPEND_ONLY",
+    "PARTITIONED",
+    "AccountRow",
+    "AckRow",
+    "AlertRow",
+    "AlertTimerRow",
+    "ApiTokenRow",
+    "AssignmentRow",
+    "AuditRow",
+    "Base",
+    "CapacityEstimateRow",
+    "CommandKeyRow",
+    "GatewayObservedRow",
+    "GatewayRow",
+    "GatewaySampleRow",
+    "HealthRow",
+    "HistogramEdgesRow",
+    "LeaseRow",
+    "NodeHourRow",
+    "NodeRow",
+    "PolicyRevisionRow",
+    "PoolRow",
+    "PriceRow",
+    "RolloutRow",
+    "RoundRow",
+    "SampleRow",
+    "ScrapeFailureRow",
+    "SignInFailureRow",
+    "SignInRow",
+    "TenantKeyRow",
+    "UsageCursorRow",
+    "UsageHourRow",
+    "UsageRecordRow",
+]

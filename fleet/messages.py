@@ -1,0 +1,198 @@
+"""What controller and gateway say to each other: assignment, status, usage. Versioned JSON.
+
+A gateway takes an assignment iff (epoch, generation) is newer than what it holds, or equal with the
+same digest. Times are Unix seconds in UTC, durations seconds, counts tokens. Prevents: a stalled old
+leader overwriting a newer push, and usage counted twice.
+
+    PUT  /admin/assignment        Assignment   -> 200 GatewayStatus, 409 StaleAssignment, 422 InvalidPolicy
+    GET  /admin/status                         -> 200 GatewayStatus
+    GET  /admin/usage?after=N&limit=M          -> 200 UsagePage
+    POST /admin/usage/ack         UsageAck     -> 200 {} (records up to seq may be dropped)
+    POST /admin/drain                          -> 200 GatewayStatus (stops admitting, finishes what runs)
+
+Every call carries `Authorization: Bearer <admin token>`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fleet.errors import InvalidPolicy
+from fleet.outcomes import Outcome, Tier
+from fleet.policy import Name, Policy, Tokens, digest_of, pointer_of
+
+MAX_ASSIGNMENT_BYTES = 8_000_000
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TenantShare(_Message):
+    """This gateway's integer part of one tenant's fleet-wide quota. The parts sum to the quota."""
+
+    tokens_per_minute: Tokens
+    burst_tokens: Tokens
+    max_in_flight_tokens: Tokens
+    max_concurrent_requests: Annotated[int, Field(ge=0)]
+    over_budget: bool = False  # the month's spend has reached the tenant's budget
+
+
+class NodeTarget(_Message):
+    """A node this gateway may send to. Draining nodes are listed and take no new work."""
+
+    name: Name
+    pool: Name
+    base_url: str  # http(s)://host:port without path
+    models: tuple[str, ...]
+    price_class: Literal["on_demand", "reserved", "spot"] = "on_demand"
+    draining: bool = False
+    kv_capacity_tokens: Annotated[int, Field(gt=0)] | None = None  # None: ask the node's metrics
+    max_num_seqs: Annotated[int, Field(gt=0)] | None = None
+    honours_priority: bool = False  # the engine schedules by priority
+
+
+class Credential(_Message):
+    """An API key of a tenant. The key itself exists only at the client."""
+
+    key_id: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    tenant: Name
+
+
+class Assignment(_Message):
+    """All a gateway needs to admit alone: policy, its shares, nodes and credentials."""
+
+    schema_: Literal["rhodeck.assignment/1"] = Field(default="rhodeck.assignment/1", alias="schema")
+    gateway: Name
+    epoch: Annotated[int, Field(ge=0)]  # fencing token of the controller that sent it
+    generation: Annotated[int, Field(ge=1)]  # rises with every change for this gateway
+    revision: Annotated[int, Field(ge=1)]  # policy revision it was made from
+    policy: Policy
+    shares: dict[Name, TenantShare]
+    kv_share_ratio: Annotated[float, Field(gt=0, le=1)]  # part of each node's KV budget that is ours
+    nodes: tuple[NodeTarget, ...]
+    credentials: tuple[Credential, ...]
+
+    @model_validator(mode="after")
+    def _every_tenant_has_a_share(self) -> Self:
+        missing = sorted(set(self.policy.tenants) - set(self.shares))
+        if missing:
+            raise ValueError(f"no share for tenants {', '.join(missing[:5])}")
+        return self
+
+    def digest(self) -> str:
+        """Return the sha256 of the content, hex: everything but epoch and generation."""
+        return digest_of(self.model_dump(mode="json", by_alias=True, exclude={"epoch", "generation"}))
+
+    def is_newer_than(self, epoch: int, generation: int) -> bool:
+        """Say whether this push is newer than (epoch, generation)."""
+        return (self.epoch, self.generation) > (epoch, generation)
+
+
+class QueueState(_Message):
+    """One tier's queue at one gateway."""
+
+    requests: int
+    tokens: int
+    oldest_wait_s: float
+
+
+class LastRejection(_Message):
+    """The last assignment this gateway refused, and why."""
+
+    revision: int | None
+    generation: int | None
+    at_s: float
+    message: str
+    pointer: str
+
+
+class GatewayStatus(_Message):
+    """What a gateway runs now. `digest` is of the assignment in force; None before the first."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer gateway may say more
+
+    schema_: Literal["rhodeck.status/1"] = Field(default="rhodeck.status/1", alias="schema")
+    gateway: Name
+    boot_id: str  # new at every start of the process
+    version: str
+    ready: bool
+    draining: bool = False
+    epoch: int
+    generation: int  # 0 before the first assignment
+    revision: int | None
+    digest: str | None
+    from_disk: bool  # the assignment in force was loaded from disk and not confirmed since
+    unsupported: tuple[str, ...] = ()  # JSON pointers into the policy this gateway does not enforce
+    shares: dict[str, TenantShare] = {}
+    in_flight_requests: int
+    in_flight_tokens: int
+    queues: dict[Tier, QueueState]
+    nodes_usable: int
+    nodes_total: int
+    usage_spool: str  # id of the spool; changes only if the spool was lost
+    usage_last_seq: int
+    clock_at_s: float
+    started_at_s: float
+    last_rejection: LastRejection | None = None
+
+
+class UsageRecord(_Message):
+    """One request that reached an engine. Refusals are counted in metrics, not here."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    seq: Annotated[int, Field(ge=1)]
+    request_id: str
+    tenant: str
+    key_id: str
+    tier: Tier
+    model: str
+    endpoint: str  # "chat", "completions", "embeddings"
+    node: str
+    pool: str
+    outcome: Outcome
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    exact: bool  # True: counted by the engine; False: our estimate, the engine did not say
+    reserved_tokens: int
+    queued_s: float
+    ttft_s: float | None
+    engine_s: float  # dispatch to the end
+    finished_at_s: float
+
+
+class UsagePage(_Message):
+    """Records after a sequence number, in order, without holes."""
+
+    schema_: Literal["rhodeck.usage/1"] = Field(default="rhodeck.usage/1", alias="schema")
+    gateway: Name
+    spool: str
+    records: tuple[UsageRecord, ...]
+    last_seq: int  # newest in the spool
+
+
+class UsageAck(_Message):
+    """The controller holds everything up to `seq`, committed."""
+
+    spool: str
+    seq: Annotated[int, Field(ge=0)]
+
+
+def parse_assignment(body: bytes) -> Assignment:
+    """Return the assignment, or raise InvalidPolicy with the JSON pointer of the first bad field."""
+    if len(body) > MAX_ASSIGNMENT_BYTES:
+        raise InvalidPolicy(
+            f"assignment is {len(body)} bytes; at most {MAX_ASSIGNMENT_BYTES} are read", field=""
+        )
+    try:
+        return Assignment.model_validate_json(body)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        pointer = pointer_of(first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidPolicy(f"{pointer or 'assignment'}: {message}", field=pointer) from exc
