@@ -1,0 +1,42 @@
+# Everything a person types. A fresh machine needs Python 3.11, git and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup browser check test demo bench lock
+
+help: ## Show what can be made
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv and install the locked, hashed dependencies
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+browser: $(STAMP) ## Find a Chromium for the tests, or install one
+	@$(BIN)/python tests/browser/find_browser.py
+
+check: $(STAMP) ## Lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+test: $(STAMP) browser ## Run every test, browser included
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+demo: $(STAMP) ## Run everything on this machine: Postgres, 12 simulated nodes, 2 gateways, controller, dashboard
+	$(BIN)/rhodeck demo
+
+bench: $(STAMP) ## Run the benchmarks and print ratios to peers
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+lock: ## Write requirements.lock again from pyproject.toml (needs uv)
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-header -o requirements.lock

@@ -1,0 +1,5 @@
+"""`python -m control` is `rhodeck`."""
+
+from control.cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""The `rhodeck` command: one name for every part. Loads a subcommand's module only when it is used.
+
+Errors people can act on (`FleetError`) print message and hint and end with exit code 1; a traceback is
+a bug. Prevents: a command line that takes seconds to print its help, and errors nobody can read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from fleet.errors import FleetError
+
+#: Subcommand -> (module:attribute, one line for the help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("control.cli_up:demo", "Run everything here with a simulated fleet and replayed traffic."),
+    "up": ("control.cli_up:up", "Run Postgres, controller, API, gateways and dashboard on this machine."),
+    "status": ("control.cli_status:status", "Say whether the fleet is healthy; exit code 0, 1 or 2."),
+    "control": ("control.cli_control:control", "Run the controller: scrape, assess, reconcile, ledger."),
+    "api": ("control.cli_api:api", "Serve queries, commands and exports over HTTP."),
+    "db": ("control.cli_db:db", "Start, migrate, back up and restore the database."),
+    "nodes": ("control.cli_nodes:nodes", "Add, list, drain and remove vLLM nodes."),
+    "pools": ("control.cli_nodes:pools", "Add and list pools of nodes."),
+    "gateways": ("control.cli_gateways:gateways", "Add, list and remove admission gateways."),
+    "policy": ("control.cli_policy:policy", "Show, compare, publish and roll back the policy."),
+    "tenants": ("control.cli_tenants:tenants", "Create and revoke tenants' API keys."),
+    "audit": ("control.cli_audit:audit", "List and verify the audit trail."),
+    "metrics": ("control.cli_metrics:metrics", "Read metrics pages and windows between them."),
+    "capacity": ("control.cli_capacity:capacity", "Fit an engine's capacity to its scrapes."),
+    "estimate": ("control.cli_estimate:estimate", "Estimate what autoscaling and admission cost."),
+    "calc": ("control.cli_calc:calc", "Evaluate one queueing model by hand."),
+    "spend": ("control.cli_spend:spend", "Show and export a month's spend."),
+    "prices": ("control.cli_spend:prices", "List and add node-hour prices."),
+    "users": ("control.cli_users:users", "Create accounts, set passwords and roles."),
+    "tokens": ("control.cli_users:tokens", "Create and revoke scoped API tokens."),
+}
+#: Other packages' processes: never imported, only started.
+PROCESSES: dict[str, tuple[str, str]] = {
+    "gateway": ("admission", "Run one admission gateway in front of the nodes."),
+    "simfleet": ("simfleet", "Run simulated vLLM nodes and traffic."),
+    "dashboard": ("dashboard", "Run the web dashboard."),
+}
+
+
+def _process(name: str) -> click.Command:
+    module, summary = PROCESSES[name]
+
+    @click.command(
+        name, help=summary, context_settings={"ignore_unknown_options": True}, add_help_option=False
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def start(arguments: tuple[str, ...]) -> None:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 # no shell
+
+    return start
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when it is called or its help is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *PROCESSES]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in PROCESSES:
+            return _process(cmd_name)
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: Any = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, summary) for name, (_, summary) in (COMMANDS | PROCESSES).items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rhodeck")
+def rhodeck() -> None:
+    """Operate a fleet of vLLM nodes: see its health, turn its policy, know its cost."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exit with 0, the command's code, or 1 and a readable error."""
+    try:
+        rhodeck.main(args=None if arguments is None else list(arguments), prog_name="rhodeck")
+    except FleetError as exc:
+        click.echo(f"error: {exc.message}", err=True)
+        if exc.hint:
+            click.echo(f"hint:  {exc.hint}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
