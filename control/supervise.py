@@ -1,0 +1,173 @@
+"""Runs the parts of one machine as child processes, and takes all of them along when it ends.
+
+A child that exits on its own is started again after a growing pause (seconds: 1, 2, 4 ... 30). Children
+get SIGTERM and a grace period, then SIGKILL; the kernel ends them too if this process is killed (Linux).
+Prevents: an orphan that keeps a port, and a part that died an hour ago without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from fleet.clock import Clock
+from fleet.errors import FleetError, Unavailable
+
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+STEADY_S = 60.0  # a child that ran this long starts again with the first pause
+GRACE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process to keep running. `ready_url` must answer below 500 before the next part starts."""
+
+    name: str
+    arguments: Sequence[str]  # after the Python executable
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    ready_url: str | None = None
+    ready_timeout_s: float = 60.0
+    restart: bool = True
+
+
+@dataclass(slots=True)
+class _Running:
+    part: Part
+    process: asyncio.subprocess.Process
+    started_s: float
+    failures: int = 0
+
+
+def free_port(preferred: int, *, host: str = "127.0.0.1") -> int:
+    """Return `preferred` if it can be bound on `host`, else a free port."""
+    for port in (preferred, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host, port))
+                return int(probe.getsockname()[1])
+    raise Unavailable(f"no free port on {host}", hint="End another program that holds many ports")
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Return what a child runs before exec so that it dies with us; None where the kernel cannot."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        libc.prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # the parent died before the call
+            os._exit(1)
+
+    return ask_kernel
+
+
+class Supervisor:
+    """Starts parts in order, restarts them, ends them in reverse order. Use from the main thread."""
+
+    def __init__(self, clock: Clock, logs: Path, say: Callable[[str], None]) -> None:
+        self._clock = clock
+        self._logs = logs
+        self._say = say
+        self._running: dict[str, _Running] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    async def start(self, part: Part) -> None:
+        """Start one part and wait until it is ready. Raises Unavailable with the end of its log."""
+        running = await self._spawn(part, failures=0)
+        if part.ready_url is not None:
+            await self._wait_ready(running, part.ready_url)
+        self._say(f"  {part.name:<12} started, pid {running.process.pid}")
+        if part.restart:
+            self._watchers.append(asyncio.create_task(self._watch(part.name)))
+
+    async def run(self) -> None:
+        """Wait until `stop` is called."""
+        await self._stopping.wait()
+
+    def request_stop(self) -> None:
+        """Make `run` return. Safe in a signal handler of the loop."""
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """End all parts, newest first."""
+        self._stopping.set()
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for running in reversed(list(self._running.values())):
+            await self._end(running)
+
+    async def _spawn(self, part: Part, *, failures: int) -> _Running:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with (self._logs / f"{part.name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *part.arguments,
+                env={**os.environ, **part.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent(),
+            )
+        running = _Running(part, process, self._clock.monotonic_s(), failures)
+        self._running[part.name] = running
+        return running
+
+    async def _wait_ready(self, running: _Running, url: str) -> None:
+        deadline = self._clock.monotonic_s() + running.part.ready_timeout_s
+        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+            while self._clock.monotonic_s() < deadline:
+                if running.process.returncode is not None:
+                    raise self._failed(running.part, f"exited with code {running.process.returncode}")
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get(url)).status_code < 500:
+                        return
+                await asyncio.sleep(0.1)
+        raise self._failed(running.part, f"did not answer at {url} in {running.part.ready_timeout_s:g} s")
+
+    def _failed(self, part: Part, what: str) -> FleetError:
+        log = self._logs / f"{part.name}.log"
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+        return Unavailable(f"{part.name} {what}\n{tail}", hint=f"The whole log is {log}")
+
+    async def _watch(self, name: str) -> None:
+        while not self._stopping.is_set():
+            running = self._running[name]
+            code = await running.process.wait()
+            if self._stopping.is_set():
+                return
+            steady = self._clock.monotonic_s() - running.started_s >= STEADY_S
+            failures = 0 if steady else running.failures + 1
+            pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+            self._say(f"  {name:<12} exited with code {code}; starting again in {pause_s:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                return
+            await self._spawn(running.part, failures=failures)
+
+    async def _end(self, running: _Running) -> None:
+        process = running.process
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), GRACE_S)
+            except TimeoutError:
+                self._say(f"  {running.part.name:<12} did not stop in {GRACE_S:g} s; killed")
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
