@@ -1,0 +1,195 @@
+"""What goes into the gate and what comes out of it: plain values, one lease, one ticket.
+
+Tokens are counts, times ending in `_s` are seconds on the caller's monotonic clock. `None` in a
+`NodeState` means the node did not say; it closes the node, it is never read as 0. Prevents: a release
+that returns something else than what was booked, and a refusal without a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.outcomes import Outcome, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request at the door, already authenticated."""
+
+    request_id: str
+    tenant: str  # from the credential, never from a header the caller can set
+    tier: Tier | None  # None: the tenant's own tier
+    model: str
+    endpoint: str  # "chat", "completions", "embeddings"
+    prompt_tokens: int  # estimate or exact, >= 0
+    max_tokens: int | None  # the client's bound on output; None: it did not say; 0: no output
+    prefix_key: str | None = None  # same key, same prompt prefix
+    avoid: tuple[str, ...] = ()  # nodes that failed this request before; used only if no other has room
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What one node said at its last poll."""
+
+    name: str
+    healthy: bool  # it answered its health check
+    seen_at_s: float  # monotonic time of the poll
+    kv_capacity_tokens: int | None = None
+    kv_used_ratio: float | None = None  # 0..1
+    running: int | None = None
+    waiting: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Tokens held on a node from dispatch to the end. Only `Gate.release` closes it, once."""
+
+    lease_id: int
+    request: Request
+    account: str  # tenant whose quota it counts against
+    tier: Tier  # tier it is served in; may differ from the one asked for (over budget)
+    node: str
+    size_class: str | None
+    prompt_tokens: int
+    output_tokens: int  # reserved output
+    charged_tokens: int  # taken from the tenant's rate bucket
+    queued_s: float  # time spent in the queue
+    opened_at_s: float
+    is_open: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Return what is booked: prompt + reserved output."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A place in the queue. It ends in exactly one `Started`, `Evicted` or `Gate.cancel`."""
+
+    ticket_id: int
+    request: Request
+    account: str
+    tier: Tier
+    size_class: str | None
+    prompt_tokens: int
+    output_tokens: int
+    arrived_at_s: float
+    deadline_s: float  # evicted when it has not started by then
+    key: float  # order inside its flow; smaller starts first
+    is_waiting: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Return what will be booked: prompt + reserved output."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limit a refusal ran into, for headers and the error body."""
+
+    name: str  # "tokens_per_minute", "in_flight_tokens", "concurrent_requests", "queued_requests", ...
+    quota: int  # this gateway's part of it
+    used: int  # at the moment of the refusal; may exceed `quota` after a cut
+    needed: int  # what the request asked for
+    reset_s: float | None = None  # when enough is free again; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send it to `node` now; close `lease` when it has ended, however it ended."""
+
+    node: str
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It waits. `Gate.poll` says when it starts or is evicted."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was refused at the door and used nothing."""
+
+    outcome: Outcome
+    reason: str  # one sentence with the numbers
+    retry_after_s: int | None  # None: a retry does not help
+    retry_after_ms: int | None  # the same wait, finer
+    limit: Limit | None = None
+
+
+Decision = Dispatch | Queued | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A queued request goes to `node` now."""
+
+    ticket: Ticket
+    node: str
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A queued request leaves without service and used nothing."""
+
+    ticket: Ticket
+    outcome: Outcome
+    reason: str
+    retry_after_s: int | None
+    retry_after_ms: int | None
+
+
+Event = Started | Evicted
+
+
+@dataclass(frozen=True, slots=True)
+class TierQueue:
+    """One tier's queue now."""
+
+    requests: int
+    tokens: int
+    oldest_wait_s: float  # 0 when empty
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What one tenant holds now: running and queued."""
+
+    requests: int
+    tokens: int
+    queued_requests: int
+    rate_tokens_left: int  # in the rate bucket; negative: in debt
+    over_by_tokens: int  # held above the quota after a cut; 0 normally
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """What this gate holds on one node, and whether the node takes more."""
+
+    requests: int
+    tokens: int
+    budget_tokens: int | None  # None: capacity is not known
+    closed_because: str | None  # None: open
+
+
+@dataclass(frozen=True, slots=True)
+class GateSnapshot:
+    """The gate at one moment. In-flight figures are sums over open leases."""
+
+    is_ready: bool
+    in_flight_requests: int
+    in_flight_tokens: int
+    in_flight_tokens_by_tier: Mapping[Tier, int]
+    queues: Mapping[Tier, TierQueue]
+    dispatched_tokens_by_tier: Mapping[Tier, int]  # since the gate was made
+    longest_wait_s_by_tier: Mapping[Tier, float]  # longest wait of any started request
+    tenants: Mapping[str, TenantUse]
+    nodes: Mapping[str, NodeUse]
+    oldest_lease_age_s: float  # 0 when none is open
