@@ -1,0 +1,308 @@
+"""Capacity of one continuous-batching engine, learned from what its counters already say.
+
+Batches are sequences in decode, times seconds, rates per second; mu is what a busy engine could finish at
+its present mix. tau(b) is fitted to (concurrency, inter-token latency) pairs and read at the operating
+batch b*, the smallest of its limits. Prevents: completions per second, an occupancy gauge, or a straight line
+through ten minutes of idling standing in for a capacity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve
+from fleet.saturation import (
+    MIN_WINDOWS,
+    OUTPUT_CV,
+    EngineLimits,
+    Mix,
+    Plateau,
+    Point,
+    known_slots,
+    mix_of,
+    plateau,
+    throughput_60s,
+)
+
+KV_TARGET = 0.90  # engines that recompute run about 5 % below the formula at 100 % KV
+KV_BAND = (0.85, 1.00)  # where recomputation starts is not known better than this
+BEYOND_PESSIMISTIC = 2.0
+BEYOND_OPTIMISTIC = 0.67
+MIN_BAND = 0.01
+DRIFT = 0.15
+
+
+class Grade(StrEnum):
+    """How much was seen: A a plateau or 80 % of b*, B 30 %, C less, D not identifiable."""
+
+    A = "A"
+    B = "B"
+    C = "C"
+    D = "D"
+
+
+class Method(StrEnum):
+    """Where mu comes from, best first."""
+
+    OBSERVED_SATURATION = "observed_saturation"
+    CURVE = "curve"
+    CONFIGURED = "configured"
+    SIBLING = "sibling"
+    PEAK_SEEN = "peak_seen"  # a lower bound, never used as mu
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredCapacity:
+    """A capacity typed by the operator or imported from a benchmark, with its source and date."""
+
+    source: str
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityEstimate:
+    """mu with its interval, and everything needed to say why. `None` is unknown, never 0.
+
+    `requests_per_s` is None where too few requests completed to know the mix, even when tokens/s is known.
+    `limits` holds the batch each limit allows; `requests_per_s_by_limit` mu at that batch.
+    """
+
+    method: Method
+    grade: Grade | None
+    requests_per_s: float | None = None
+    low_requests_per_s: float | None = None
+    high_requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    low_tokens_per_s: float | None = None
+    high_tokens_per_s: float | None = None
+    binding: str | None = None  # slots | kv | batched_tokens | itl
+    operating_batch: float | None = None
+    reach: float | None = None  # q98 of the batches seen / operating batch
+    curve: StepCurve | None = None
+    limits: tuple[tuple[str, float], ...] = ()
+    requests_per_s_by_limit: tuple[tuple[str, float], ...] = ()
+    mix: Mix | None = None
+    windows: int = 0
+    fitted_at_s: float | None = None
+    peak_seen_tokens_per_s: float | None = None  # lower bound: q95 of 60 s throughput
+    drift: float | None = None  # plateau / curve - 1, when beyond 15 %
+    advised_batch: float | None = None  # fewer sequences would finish over 3 % more
+    flags: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def compute_requests_per_s(self) -> float | None:
+        """Return 1 / (O m): what no number of slots can exceed. None when flat or unknown."""
+        events = self.mix.decode_events if self.mix else None
+        if self.curve is None or not events or self.curve.last_slope_s <= 0:
+            return None
+        return 1 / (events * self.curve.last_slope_s)
+
+
+UNKNOWN = CapacityEstimate(method=Method.UNKNOWN, grade=None)
+
+
+def kv_tokens_per_sequence(prompt_tokens: float, output_tokens: float, output_cv: float) -> float:
+    """Return c = E[I O]/E[O] + E[O^2]/(2 E[O]) for independent I and O, tokens a running sequence holds.
+
+    Running requests are length-biased: I + O/2 is too small by O cv^2 / 2.
+    """
+    return prompt_tokens + output_tokens * (1 + output_cv**2) / 2
+
+
+def batch_limits(
+    mix: Mix, limits: EngineLimits, curve: StepCurve, slots: float, kv_share: float
+) -> dict[str, float]:
+    """Return the batch each limit allows, by its name; absent when that limit is not known."""
+    found = {"slots": slots}
+    per_sequence = mix.kv_ratio_per_sequence
+    if per_sequence is None and limits.kv_capacity_tokens and mix.prompt_tokens and mix.decode_events:
+        held = kv_tokens_per_sequence(mix.prompt_tokens, mix.decode_events, OUTPUT_CV)
+        per_sequence = held / limits.kv_capacity_tokens
+    if per_sequence:
+        found["kv"] = kv_share / per_sequence
+    prompt = mix.prompt_tokens_computed if mix.prompt_tokens_computed is not None else mix.prompt_tokens
+    if limits.max_num_batched_tokens and mix.decode_events and prompt is not None:
+        found["batched_tokens"] = limits.max_num_batched_tokens / (1 + prompt / mix.decode_events)
+    if limits.itl_slo_s is not None:
+        found["itl"] = batch_at_latency(curve, limits.itl_slo_s)
+    return found
+
+
+def batch_at_latency(curve: StepCurve, itl_s: float) -> float:
+    """Return the largest batch whose step takes at most `itl_s`; at least 1, infinite on a flat curve."""
+    knee = curve.knee
+    if knee is not None and curve.step_time_s(knee) < itl_s:
+        rise = itl_s - curve.step_time_s(knee)
+        return knee + rise / curve.last_slope_s if curve.last_slope_s > 0 else math.inf
+    return max(1.0, (itl_s - curve.intercept_s) / curve.slope_s) if curve.slope_s > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    mid: float
+    low: float
+    high: float
+
+
+def _curve_band(
+    fit: Fit, draws: Sequence[StepCurve], reach: float, batches: tuple[float, float, float]
+) -> _Band:
+    """Return tokens/s at the operating batch with its structural band; batches are (b_lo, b*, b_hi)."""
+    low_batch, batch, high_batch = batches
+    curves = [fit.curve, *draws]
+    pessimistic = [
+        min(b / c.beyond(b, reach, BEYOND_PESSIMISTIC) for b in (low_batch, batch)) for c in curves
+    ]
+    optimistic = [
+        max(b / c.beyond(b, reach, BEYOND_OPTIMISTIC) for b in (batch, high_batch)) for c in curves
+    ]
+    mid = fit.curve.tokens_per_s(batch)
+    return _Band(
+        mid,
+        min(float(np.quantile(pessimistic, 0.025)), mid),
+        max(float(np.quantile(optimistic, 0.975)), mid),
+    )
+
+
+def _widen(band: _Band, relative: float) -> _Band:
+    """Keep both sides at least 1 % away, and add an independent relative error to each."""
+    below, above = 1 - band.low / band.mid, band.high / band.mid - 1
+    down = math.hypot(max(MIN_BAND, below), relative)
+    up = math.hypot(max(MIN_BAND, above), relative)
+    return _Band(band.mid, band.mid * max(0.0, 1 - down), band.mid * (1 + up))
+
+
+def _grade(seen: Plateau | None, reach: float, flags: tuple[str, ...]) -> Grade:
+    if seen is not None:
+        return Grade.A
+    grade = Grade.A if reach >= 0.8 else Grade.B if reach >= 0.3 else Grade.C
+    return Grade.C if "max_num_seqs_assumed" in flags else grade
+
+
+def estimate_capacity(
+    points: Sequence[Point],
+    limits: EngineLimits,
+    rng: np.random.Generator,
+    *,
+    draws: int = 100,
+    remembered: Plateau | None = None,
+) -> CapacityEstimate:
+    """Return what `points` (one mix bucket, in time order) say: a plateau, a curve, or grade D.
+
+    `remembered` is an earlier plateau at the same mix that is still valid. `draws` is the number of
+    bootstrap resamples (>= 0). Never raises for lack of data: that is the answer `peak_seen` or `unknown`.
+    """
+    if not points:
+        return UNKNOWN
+    mix, (slots, flags) = mix_of(points), known_slots(points, limits)
+    rates = throughput_60s(points)
+    peak = float(np.quantile(rates, 0.95)) if len(rates) else None
+    seen = plateau(points, slots) or remembered
+    usable = [p for p in points if p.usable]
+    base = CapacityEstimate(
+        Method.PEAK_SEEN if peak else Method.UNKNOWN,
+        Grade.D,
+        mix=mix,
+        windows=len(usable),
+        fitted_at_s=points[-1].ended_at_s,
+        peak_seen_tokens_per_s=peak,
+        flags=flags,
+    )
+    batch = np.asarray([p.batch for p in usable], np.float64)
+    reached = float(np.quantile(batch, 0.98)) if len(usable) else 0.0
+    fitted: tuple[CapacityEstimate, _Band] | None = None
+    if len(usable) >= MIN_WINDOWS and reached >= 1:
+        latency = np.asarray([p.itl_s for p in usable], np.float64)
+        fit = fit_curve(batch, latency)
+        curves = bootstrap_curves(batch, latency, fit, draws, rng)
+        fitted = _read_curve(base, fit, curves, reached, slots, limits, mix)
+    return _choose(base, fitted, seen, reached)
+
+
+def _read_curve(
+    base: CapacityEstimate,
+    fit: Fit,
+    curves: Sequence[StepCurve],
+    reached: float,
+    slots: float,
+    limits: EngineLimits,
+    mix: Mix,
+) -> tuple[CapacityEstimate, _Band]:
+    """Return the estimate's description of the curve and the token rate it allows."""
+    allowed = batch_limits(mix, limits, fit.curve, slots, KV_TARGET)
+    binding = min(allowed, key=lambda name: allowed[name])
+    batches = (
+        min(batch_limits(mix, limits, fit.curve, slots, KV_BAND[0]).values()),
+        allowed[binding],
+        min(batch_limits(mix, limits, fit.curve, slots, KV_BAND[1]).values()),
+    )
+    band = _curve_band(fit, curves, reached, batches)
+    knee = fit.curve.knee
+    advised = None
+    if knee is not None and knee < allowed[binding] and fit.curve.tokens_per_s(knee) > 1.03 * band.mid:
+        advised = knee
+    flat = ("memory_bound_flat",) if fit.curve.slope_s == 0 and reached > 0.3 * allowed[binding] else ()
+    events = mix.decode_events
+    by_limit = {name: fit.curve.tokens_per_s(b) / events for name, b in allowed.items()} if events else {}
+    described = replace(
+        base,
+        binding=binding,
+        operating_batch=allowed[binding],
+        reach=reached / allowed[binding],
+        curve=fit.curve,
+        limits=tuple(allowed.items()),
+        requests_per_s_by_limit=tuple(by_limit.items()),
+        advised_batch=advised,
+        flags=base.flags + flat,
+    )
+    return described, band
+
+
+def _choose(
+    base: CapacityEstimate,
+    fitted: tuple[CapacityEstimate, _Band] | None,
+    seen: Plateau | None,
+    reached: float,
+) -> CapacityEstimate:
+    """Prefer a plateau to the curve, raise drift when they disagree, and convert tokens to requests."""
+    described, band = fitted if fitted else (base, None)
+    if seen is not None:
+        drift = seen.tokens_per_s / band.mid - 1 if band else 0.0
+        half = 1.96 * seen.relative_error
+        rate = seen.tokens_per_s
+        band = _Band(rate, rate * (1 - min(1.0, half)), rate * (1 + half))
+        described = replace(
+            described,
+            method=Method.OBSERVED_SATURATION,
+            drift=drift if abs(drift) > DRIFT else None,
+            flags=described.flags + (("capacity_model_drift",) if abs(drift) > DRIFT else ()),
+        )
+    elif band is not None:
+        described = replace(described, method=Method.CURVE)
+        floor = base.peak_seen_tokens_per_s or 0.0
+        if floor > band.mid:
+            band = _Band(floor, band.low, max(band.high, floor))
+    if band is None:
+        return described
+    mix = described.mix
+    completions = mix.completions if mix else 0
+    band = _widen(band, 1.96 * OUTPUT_CV / math.sqrt(completions) if completions else 0.0)
+    events = mix.decode_events if mix else None
+    return replace(
+        described,
+        grade=_grade(seen, described.reach or 0.0, described.flags),
+        tokens_per_s=band.mid,
+        low_tokens_per_s=band.low,
+        high_tokens_per_s=band.high,
+        requests_per_s=band.mid / events if events else None,
+        low_requests_per_s=band.low / events if events else None,
+        high_requests_per_s=band.high / events if events else None,
+    )

@@ -1,0 +1,259 @@
+"""One engine's capacity, learned window by window and refitted only when something changed.
+
+A ring of the last 24 h of windows, the mix bucket they belong to, the last plateau seen, and the fallback
+order: plateau, curve, configured, sibling, peak seen (a lower bound), unknown. Times are Unix seconds
+handed in; randomness is an rng argument. Prevents: windows of another traffic mix, of a restart or of lying gauges
+entering the curve, and a thousand refits a minute for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from fleet.capacity import (
+    UNKNOWN,
+    CapacityEstimate,
+    ConfiguredCapacity,
+    Method,
+    estimate_capacity,
+)
+from fleet.readings import EngineWindow
+from fleet.saturation import EngineLimits, Mix, Plateau, Point, known_slots, mix_of, plateau
+
+RING_WINDOWS = 8640  # 24 h of 10 s windows
+MIN_COVERED = 0.8
+MIN_EVENTS = 200
+MAX_DISAGREEMENT = 0.25  # counters against the running gauge, minute averages, when both exceed 8
+MIX_STEP = math.log(1.2)
+MIX_SPAN_S = 600.0
+MIX_COMPLETIONS = 400  # below it sampling noise alone moves the mean output by 20 %
+PLATEAU_VALID_S = 7 * 86400.0
+REFIT_AFTER_S = 600.0
+REFIT_GROWTH = 0.1
+
+
+def point_of(ended_at_s: float, window: EngineWindow, covered_ratio: float = 1.0) -> Point | None:
+    """Return the window as a point, or None when it does not say how long tokens took.
+
+    `covered_ratio` (0..1) is the share of the window the scrapes cover; below 0.8, or with fewer than 200
+    decode steps, a preemption or a restart, the point stays out of the curve.
+    """
+    latency = window.histograms.get("itl_s")
+    if latency is None or latency.sum is None or window.length_s <= 0:
+        return None
+    events = latency.count
+    usable = (
+        covered_ratio >= MIN_COVERED
+        and events >= MIN_EVENTS
+        and latency.sum > 0
+        and not window.restarted
+        and not window.preemptions
+        and "frozen" not in window.flags
+    )
+    return Point(
+        ended_at_s=ended_at_s,
+        length_s=window.length_s,
+        batch=latency.sum / window.length_s,
+        itl_s=latency.sum / events if events else 0.0,
+        decode_events=float(events),
+        completed=window.completed,
+        prompt_tokens=window.prompt_tokens,
+        prompt_tokens_computed=window.prompt_tokens_computed,
+        running=window.running,
+        waiting=window.waiting_capacity if window.waiting_capacity is not None else window.waiting,
+        kv_used_ratio=window.kv_used_ratio,
+        preemptions=window.preemptions,
+        usable=usable,
+    )
+
+
+def gauges_disagree(minute: Sequence[Point]) -> bool:
+    """Return whether concurrency by counters and by the running gauge differ by over 25 % in a minute."""
+    gauge = [p.running for p in minute if p.running is not None]
+    if len(gauge) < 4:
+        return False
+    counted = sum(p.batch * p.length_s for p in minute) / sum(p.length_s for p in minute)
+    shown = sum(gauge) / len(gauge)
+    return min(counted, shown) > 8 and abs(counted - shown) > MAX_DISAGREEMENT * max(counted, shown)
+
+
+def mix_moved(before: Mix, after: Mix) -> bool:
+    """Return whether prompt, output or KV per sequence moved by over 20 %, both mixes being well known."""
+    if min(before.completions, after.completions) < MIX_COMPLETIONS:
+        return False
+    pairs = (
+        (before.decode_events, after.decode_events),
+        (before.prompt_tokens_computed, after.prompt_tokens_computed),
+        (before.kv_ratio_per_sequence, after.kv_ratio_per_sequence),
+    )
+    return any(old and new and abs(math.log(new / old)) > MIX_STEP for old, new in pairs)
+
+
+class CapacityLearner:
+    """Learns one engine (one label, model revision and launch configuration). Owned by one loop; no lock.
+
+    Adding a window is O(1); `estimate` refits at most every 10 minutes unless the ring grew by a tenth, the
+    engine reached a new height or saturated. `draws` is the number of bootstrap resamples.
+    """
+
+    def __init__(self, limits: EngineLimits, *, ring_windows: int = RING_WINDOWS, draws: int = 100) -> None:
+        self._draws = draws
+        self._points: deque[Point] = deque(maxlen=ring_windows)
+        self._minute: deque[Point] = deque(maxlen=6)
+        self._forget(limits)
+
+    def _forget(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self._points.clear()
+        self._minute.clear()
+        self._cached: CapacityEstimate | None = None
+        self._fitted_count = 0
+        self._added_since = 0
+        self._highest = 0.0
+        self._stale: CapacityEstimate | None = None
+        self._plateau: Plateau | None = None
+        self._bucket_from_s = -math.inf
+        self._disagreeing = 0
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Return the limits in force."""
+        return self._limits
+
+    def register(self, limits: EngineLimits) -> None:
+        """Take new limits. Different ones are another configuration: what was learned is dropped."""
+        if limits.kv_capacity_tokens is None:  # the page said it, the registration does not
+            limits = replace(limits, kv_capacity_tokens=self._limits.kv_capacity_tokens)
+        if limits != self._limits:
+            self._forget(limits)
+
+    def add(self, ended_at_s: float, window: EngineWindow, covered_ratio: float = 1.0) -> None:
+        """Take one window that ended at `ended_at_s`. Windows not newer than the last one are ignored."""
+        point = point_of(ended_at_s, window, covered_ratio)
+        if window.kv_capacity_tokens and self._limits.kv_capacity_tokens is None:
+            self._limits = replace(self._limits, kv_capacity_tokens=window.kv_capacity_tokens)
+        if point is not None:
+            self.add_point(point)
+
+    def add_point(self, point: Point) -> None:
+        """Take one point, in time order."""
+        if self._points and point.ended_at_s <= self._points[-1].ended_at_s:
+            return
+        self._minute.append(point)
+        if gauges_disagree(self._minute):
+            self._disagreeing += 1
+            point = replace(point, usable=False)
+        else:
+            self._disagreeing = max(0, self._disagreeing - 1)
+        self._points.append(point)
+        self._added_since += 1
+
+    def estimate(
+        self,
+        now_s: float,
+        rng: np.random.Generator,
+        *,
+        configured: ConfiguredCapacity | None = None,
+        siblings: Sequence[CapacityEstimate] = (),
+    ) -> CapacityEstimate:
+        """Return the best answer there is now. `siblings` are engines of identical configuration."""
+        if self._is_due():
+            self._refit(now_s, rng)
+        learned = self._cached or UNKNOWN
+        if self._stale is not None and learned.method not in (Method.CURVE, Method.OBSERVED_SATURATION):
+            learned = replace(self._stale, flags=(*self._stale.flags, "stale_mix"))
+        if self._disagreeing > 6:
+            learned = replace(learned, flags=(*learned.flags, "metrics_inconsistent"))
+        return with_fallback(learned, configured, siblings)
+
+    def _is_due(self) -> bool:
+        if not self._added_since:
+            return False
+        if self._cached is None or self._cached.curve is None:
+            return self._added_since >= 3 or self._cached is None
+        newest = self._points[-1]
+        waited = newest.ended_at_s - (self._cached.fitted_at_s or 0.0)
+        grown = self._added_since >= max(6, REFIT_GROWTH * self._fitted_count)
+        higher = newest.usable and newest.batch > 1.1 * self._highest and self._added_since >= 3
+        return waited >= REFIT_AFTER_S or grown or higher
+
+    def _refit(self, now_s: float, rng: np.random.Generator) -> None:
+        points = [p for p in self._points if p.ended_at_s > self._bucket_from_s]
+        recent_from_s = now_s - MIX_SPAN_S
+        before = [p for p in points if p.ended_at_s <= recent_from_s]
+        recent = [p for p in points if p.ended_at_s > recent_from_s]
+        if before and recent and mix_moved(mix_of(before), mix_of(recent)):
+            self._bucket_from_s, self._stale, self._plateau = recent_from_s, self._cached, None
+            points = recent
+        slots, _ = known_slots(points, self._limits)
+        seen = plateau(points, slots)
+        if seen is not None:
+            self._plateau = seen
+        elif self._plateau is not None and now_s - self._plateau.seen_at_s > PLATEAU_VALID_S:
+            self._plateau = None
+        self._cached = estimate_capacity(
+            points, self._limits, rng, draws=self._draws, remembered=self._plateau
+        )
+        if self._cached.curve is not None:
+            self._stale = None
+        self._fitted_count, self._added_since = len(points), 0
+        self._highest = max((p.batch for p in points if p.usable), default=0.0)
+
+
+def with_fallback(
+    learned: CapacityEstimate,
+    configured: ConfiguredCapacity | None,
+    siblings: Sequence[CapacityEstimate],
+) -> CapacityEstimate:
+    """Return `learned` if it carries a capacity, else the configured one, else the siblings' median.
+
+    A peak seen is a lower bound and stays one: it is never turned into mu.
+    """
+    if learned.tokens_per_s is not None:
+        return learned
+    events = learned.mix.decode_events if learned.mix else None
+    if configured is not None:
+        tokens, requests = configured.output_tokens_per_s, configured.requests_per_s
+        if requests is None and tokens is not None and events:
+            requests = tokens / events
+        if tokens is None and requests is not None and events:
+            tokens = requests * events
+        return replace(
+            _exactly(learned, requests, tokens), method=Method.CONFIGURED, source=configured.source
+        )
+    known = [s for s in siblings if s.method in (Method.CURVE, Method.OBSERVED_SATURATION)]
+    rated = [s for s in known if s.requests_per_s is not None]
+    if not rated:
+        return learned
+    return replace(
+        learned,
+        method=Method.SIBLING,
+        grade=max((s.grade for s in rated if s.grade), default=None),
+        requests_per_s=median(s.requests_per_s or 0.0 for s in rated),
+        low_requests_per_s=min(s.low_requests_per_s or 0.0 for s in rated),
+        high_requests_per_s=max(s.high_requests_per_s or 0.0 for s in rated),
+        tokens_per_s=median(s.tokens_per_s or 0.0 for s in rated),
+        low_tokens_per_s=min(s.low_tokens_per_s or 0.0 for s in rated),
+        high_tokens_per_s=max(s.high_tokens_per_s or 0.0 for s in rated),
+        source=f"median of {len(rated)} engines of the same configuration",
+    )
+
+
+def _exactly(learned: CapacityEstimate, requests: float | None, tokens: float | None) -> CapacityEstimate:
+    """Return `learned` with a capacity whose interval is the point itself: nobody measured its error."""
+    return replace(
+        learned,
+        grade=None,
+        requests_per_s=requests,
+        low_requests_per_s=requests,
+        high_requests_per_s=requests,
+        tokens_per_s=tokens,
+        low_tokens_per_s=tokens,
+        high_tokens_per_s=tokens,
+    )

@@ -1,0 +1,161 @@
+"""What an engine was seen doing: windows as points, the mix they carry, and minutes at its limit.
+
+Batches are sequences in decode, times seconds, rates per second. A point is one window between two scrapes.
+Saturation is a fact of the samples (work waiting and no room left), not a threshold on a gauge. Prevents: an
+occupancy taken for saturation, and a mean output length biased by requests still running.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.curve_fit import Vector
+
+MIN_WINDOWS = 12
+MIN_COMPLETIONS = 20
+OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
+DEFAULT_MAX_NUM_SEQS = 256  # vLLM's default; used, and flagged, where nobody said and no queue was seen
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the operator registered (launch arguments, objective). None: not known."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
+    itl_slo_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One usable or unusable window of one engine."""
+
+    ended_at_s: float
+    length_s: float
+    batch: float  # d(itl_sum) / dt: requests in decode, time average
+    itl_s: float
+    decode_events: float
+    completed: int | None = None
+    prompt_tokens: int | None = None
+    prompt_tokens_computed: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_used_ratio: float | None = None
+    preemptions: int | None = None
+    usable: bool = True  # enters the curve; saturation and mix use every point
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What requests look like: capacity in req/s holds for this mix alone. None: too few completions."""
+
+    completions: int
+    decode_events: float | None  # O_ev, decode steps a request
+    prompt_tokens: float | None  # I, cached included
+    prompt_tokens_computed: float | None
+    kv_ratio_per_sequence: float | None  # share of the KV cache one running sequence holds
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """A capacity that was seen: the engine full, with work waiting, for a minute or more."""
+
+    tokens_per_s: float  # median of decode tokens/s over saturated windows
+    relative_error: float  # standard error of it, ratio
+    seen_at_s: float
+    windows: int
+
+
+def mix_of(points: Sequence[Point]) -> Mix:
+    """Return the mean request over `points`; KV per sequence from windows with 8 or more running."""
+    counted = [p for p in points if p.completed is not None]
+    completions = sum(p.completed or 0 for p in counted)
+    held = [
+        (p.kv_used_ratio, p.running)
+        for p in points
+        if p.kv_used_ratio is not None and p.running is not None and p.running >= 8 and p.kv_used_ratio > 0
+    ]
+    kv = sum(used for used, _ in held) / sum(running for _, running in held) if held else None
+    if completions < MIN_COMPLETIONS:
+        return Mix(completions, None, None, None, kv)
+    known = all(p.prompt_tokens is not None for p in counted)
+    # a request in flight has decoded E[O^2]/(2 E[O]) so far: what began before and ended after evens out
+    ran = [p.running for p in counted if p.running is not None]
+    in_flight = (ran[-1] - ran[0]) * (1 + OUTPUT_CV**2) / 2 if ran else 0.0
+    computed = all(p.prompt_tokens_computed is not None for p in counted)
+    return Mix(
+        completions,
+        sum(p.decode_events for p in counted) / max(completions + in_flight, completions / 2),
+        sum(p.prompt_tokens or 0 for p in counted) / completions if known else None,
+        sum(p.prompt_tokens_computed or 0 for p in counted) / completions if computed else None,
+        kv,
+    )
+
+
+def known_slots(points: Sequence[Point], limits: EngineLimits) -> tuple[float, tuple[str, ...]]:
+    """Return sequence slots and how they are known: registered, seen while requests waited, or assumed."""
+    if limits.max_num_seqs is not None:
+        return float(limits.max_num_seqs), ()
+    full = [p.running for p in points if p.running is not None and (p.waiting or 0) > 0]
+    if len(full) >= MIN_WINDOWS:
+        return float(max(full)), ("max_num_seqs_learned",)
+    return float(DEFAULT_MAX_NUM_SEQS), ("max_num_seqs_assumed",)
+
+
+def throughput_60s(points: Sequence[Point]) -> Vector:
+    """Return decode tokens/s over trailing 60 s, one value a point that has 45 s or more behind it."""
+    rates: list[float] = []
+    first, events, covered = 0, 0.0, 0.0
+    for point in points:
+        events += point.decode_events
+        covered += point.length_s
+        while points[first].ended_at_s <= point.ended_at_s - 60:
+            events -= points[first].decode_events
+            covered -= points[first].length_s
+            first += 1
+        if covered >= 45:
+            rates.append(events / covered)
+    return np.asarray(rates, np.float64)
+
+
+def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
+    """Return points that end a saturated minute.
+
+    Saturated: waiting > 0 in at least 90 % of the last 60 s of samples, and the slots 97 % in use, the KV
+    cache 97 % full, or preemptions.
+    """
+    found: list[Point] = []
+    first = 0
+    for position, point in enumerate(points):
+        while points[first].ended_at_s <= point.ended_at_s - 60:
+            first += 1
+        minute = points[first : position + 1]
+        if sum(p.length_s for p in minute) < 45:
+            continue
+        queued = sum((p.waiting or 0) > 0 for p in minute)
+        if queued < 0.9 * len(minute):
+            continue
+        full = all((p.running or 0) >= 0.97 * slots for p in minute)
+        memory = all((p.kv_used_ratio or 0.0) >= 0.97 for p in minute)
+        if full or memory or any(p.preemptions for p in minute):
+            found.append(point)
+    return found
+
+
+def plateau(points: Sequence[Point], slots: float) -> Plateau | None:
+    """Return the capacity seen in saturated minutes, or None when there were fewer than six."""
+    full = saturated_points(points, slots)
+    if len(full) < 6:
+        return None
+    rates = np.asarray([p.decode_events / p.length_s for p in full], np.float64)
+    median = float(np.median(rates))
+    if median <= 0:
+        return None
+    spread = float(rates.std()) / median * math.sqrt(math.pi / 2)  # of a median of Gaussians
+    error = spread / math.sqrt(max(1.0, len(rates) / 6))  # neighbours share traffic: one in six counts
+    return Plateau(median, error, full[-1].ended_at_s, len(full))
