@@ -48,7 +48,13 @@ from control.embedded_process import (
     spawn,
     watch_owner,
 )
-from control.embedded_socket import free_tcp_port, make_socket_folder, server_port, socket_folder
+from control.embedded_socket import (
+    free_tcp_port,
+    make_socket_folder,
+    remove_outside_folder,
+    server_port,
+    socket_folder,
+)
 from fleet.clock import Clock, SystemClock
 from fleet.errors import Conflict, InvalidInput, Unavailable
 
@@ -165,6 +171,7 @@ class EmbeddedPostgres:
         process, self._process = self._process, None
         if process is not None:
             _end(process)
+            remove_outside_folder(self.folder)
         self._drop_watchdog()
         if self._lock_fd is not None:
             os.close(self._lock_fd)

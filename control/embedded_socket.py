@@ -6,6 +6,7 @@ only for people with long user names, and a socket in a folder somebody else pre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -55,6 +56,14 @@ def make_socket_folder(instance: Path, uid: int, gid: int) -> Path:
     for stale in folder.glob(".s.PGSQL.*"):
         stale.unlink(missing_ok=True)
     return folder
+
+
+def remove_outside_folder(instance: Path) -> None:
+    """Remove the folder in the temp folder, if `instance` needed one and its server is gone."""
+    folder = socket_folder(instance)
+    if folder.parent != instance:
+        with contextlib.suppress(OSError):  # never made, or something is left in it
+            folder.rmdir()
 
 
 def server_port(instance: Path) -> int | None:
