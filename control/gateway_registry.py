@@ -1,0 +1,136 @@
+"""Which gateways the controller keeps converged: add and remove. Commands join the caller's transaction.
+
+Names follow the policy's name rule; addresses are http(s) origins without path or credentials. Prevents:
+an address that makes the controller call something it should not, and a removed gateway whose shares
+stay booked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlsplit
+
+from sqlalchemy import delete, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from control import audit
+from control.roles import Actor, Permission, require
+from control.tables import AssignmentRow, GatewayObservedRow, GatewayRow
+from fleet.errors import Conflict, InvalidInput, NotFound
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
+MAX_URL_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A registered gateway."""
+
+    name: str
+    url: str
+    created_at: datetime
+
+
+def add_gateway(session: Session, *, name: str, url: str, actor: Actor, now: datetime) -> Gateway:
+    """Register a gateway; the controller sends it its assignment at the next tick.
+
+    Raises InvalidInput for a bad name or address, Conflict if either is in use.
+    """
+    require(actor, Permission.MANAGE_FLEET)
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name!r} is not a gateway name",
+            hint="Use 1 to 63 of a-z, 0-9, '-', '_', '.', starting with a letter or digit",
+            field="name",
+        )
+    origin = checked_origin(url)
+    row = session.get(GatewayRow, name)
+    if row is not None and row.state == "active":
+        raise Conflict(
+            f"gateway {name} exists, at {row.base_url}", hint="Choose another name", field="name"
+        )
+    try:
+        with session.begin_nested():
+            if row is None:
+                session.add(GatewayRow(name=name, base_url=origin, state="active", created_at=now))
+            else:
+                row.base_url, row.state, row.removed_at = origin, "active", None
+    except IntegrityError as exc:
+        raise Conflict(
+            f"{origin} or the name {name} is registered already",
+            hint="See `rhodeck gateways list`",
+            field="url",
+        ) from exc
+    audit.append(session, actor, "gateway.add", f"gateway {name}", "", {"url": origin}, now)
+    return Gateway(name, origin, now)
+
+
+def remove_gateway(session: Session, *, name: str, actor: Actor, now: datetime) -> None:
+    """Take a gateway out; the others take over its shares at the next tick.
+
+    The gateway itself is not told and keeps admitting within its last share until it is stopped. Its
+    address may be registered again. Raises NotFound.
+    """
+    require(actor, Permission.MANAGE_FLEET)
+    row = session.get(GatewayRow, name, with_for_update=True)
+    if row is None or row.state != "active":
+        raise NotFound(f"there is no gateway {name}", hint="See `rhodeck gateways list`", field="name")
+    url = row.base_url
+    row.state, row.removed_at = "removed", now
+    row.base_url = (
+        f"{url}#removed-{now:%Y%m%dT%H%M%S.%f}"  # the column is unique; the address is free again
+    )
+    session.execute(delete(GatewayObservedRow).where(GatewayObservedRow.gateway == name))
+    session.execute(delete(AssignmentRow).where(AssignmentRow.gateway == name))
+    audit.append(session, actor, "gateway.remove", f"gateway {name}", "", {"url": url}, now)
+
+
+def gateways(session: Session) -> list[Gateway]:
+    """Return registered gateways by name."""
+    g = GatewayRow
+    rows = session.execute(
+        select(g.name, g.base_url, g.created_at).where(g.state == "active").order_by(g.name)
+    )
+    return [Gateway(*row) for row in rows]
+
+
+def checked_origin(url: str) -> str:
+    """Return `url` as scheme://host:port. Raises InvalidInput unless it is a plain http(s) origin.
+
+    Link-local, multicast and unspecified addresses are refused: they reach metadata services or nobody in
+    particular. Private and loopback addresses are where gateways live.
+    """
+
+    def bad(why: str) -> InvalidInput:
+        return InvalidInput(
+            f"the gateway's address {why}", hint="Write it as http://host:port", field="url"
+        )
+
+    if len(url) > MAX_URL_CHARACTERS or not url.isascii() or not url.isprintable() or " " in url:
+        raise bad(f"must be plain ASCII of at most {MAX_URL_CHARACTERS} characters")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as exc:
+        raise bad(f"cannot be read: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not host:
+        raise bad("must begin with http:// or https:// and name a host")
+    if parts.username is not None or parts.password is not None:
+        raise bad("must not carry a user name or password")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise bad("must not have a path, query or fragment")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        if not _HOST.fullmatch(host) or re.fullmatch(r"[0-9.]+|0[xX].*", host):
+            raise bad(f"has no usable host: {host}") from None
+        address = None
+    if address is not None and (address.is_link_local or address.is_multicast or address.is_unspecified):
+        raise bad(f"must not be the link-local, multicast or unspecified address {host}")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}" + (f":{port}" if port is not None else "")
