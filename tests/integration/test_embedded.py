@@ -163,6 +163,7 @@ def test_ten_kills_under_writes_lose_nothing_acknowledged_and_leave_no_process(f
             else:
                 os.kill(ready["postmaster"], signal.SIGKILL)
                 acknowledged |= set(writer.join())
+                wait_until(lambda: "Z" in state_of(ready["postmaster"]), "the postmaster died")
                 owner.tell("restart")
             ready = owner.answer()
             assert ready["event"] == "ready", ready
