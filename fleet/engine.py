@@ -104,6 +104,12 @@ class Engine:
         self._held_blocks = min(max(blocks, 0), self.profile.usable_blocks)
         self._start_if_idle(now_s)
 
+    def stall(self, seconds: float) -> None:
+        """Make the step in flight take `seconds` (>= 0) longer, as a frozen worker does."""
+        if self._step_end_s is not None:
+            self._step_end_s += seconds
+            self._step_s += seconds
+
     # -- what a caller may look at ------------------------------------------------------------------
 
     @property
@@ -291,7 +297,7 @@ class Engine:
             t.prompt_tokens += request.prompt_tokens
             t.prompt_tokens_cached += sequence.cached_tokens
             booked = request.prompt_tokens - sequence.cached_tokens
-            self._events.append(EngineEvent(EventKind.FIRST_TOKEN, request.request_id, end_s, 1))
+            self._events.append(EngineEvent(EventKind.FIRST_OUTPUT, request.request_id, end_s, 1))
         else:
             t.histograms["itl_s"].add(end_s - sequence.last_token_s)
         sequence.output_at_join += 1

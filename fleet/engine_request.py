@@ -32,7 +32,7 @@ class EngineRequest:
 
 
 class EventKind(StrEnum):
-    FIRST_TOKEN = "first_token"
+    FIRST_OUTPUT = "first_output"
     FINISHED = "finished"
 
 

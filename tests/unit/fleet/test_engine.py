@@ -84,7 +84,7 @@ def test_saturated_throughput_equals_the_known_service_rate(changes, service_rat
 
 
 def test_saturated_throughput_follows_the_second_slope_past_the_knee():
-    # tau(256) = 12 ms + 64 * 0.1 ms + 192 * 0.3 ms + 256 * 5/3 * 12 us = 81.12 ms; X = 256/(300 tau) = 10.52
+    # tau(256) = 12 ms + 64 * 0.1 ms + 192 * 0.3 ms + 256 * 5/3 * 12 us = 81.12 ms, X = 10.52/s
     profile = dataclasses.replace(LINEAR, knee_seqs=64, beta_past_knee_s=3e-4)
     assert throughput_at_batch(profile, 256, MEAN_IN, MEAN_OUT) == pytest.approx(10.52, abs=0.01)
     assert saturated_token_rate(profile, 300, 900.0) / MEAN_OUT == pytest.approx(10.52, rel=0.02)
@@ -103,7 +103,7 @@ def test_one_request_takes_what_its_steps_take():
     engine.submit(EngineRequest("a", 100, 5, max_tokens=5), 10.0)
     assert engine.next_step_end_s == pytest.approx(10.0132)
     first, last = engine.advance(11.0)
-    assert (first.kind, last.kind) == (EventKind.FIRST_TOKEN, EventKind.FINISHED)
+    assert (first.kind, last.kind) == (EventKind.FIRST_OUTPUT, EventKind.FINISHED)
     assert first.at_s == pytest.approx(10.0132)
     assert last.at_s == pytest.approx(10.0132 + 4 * 0.0121)
     assert (last.output_tokens, last.reason) == (5, FinishReason.LENGTH)
