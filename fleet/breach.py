@@ -106,9 +106,10 @@ def judged(
 ) -> tuple[float | None, Certainty]:
     """Return (the value to alarm on, how certain). Grades A, B and configured: the point; C: the low end.
 
-    Grade C with only its high end above `up` is unconfirmed. Grade D or no value: None, unknown.
+    Grade C with only its high end above `up` is unconfirmed. Grade D or no value: None, unknown; but 0 is 0
+    whatever the capacity.
     """
-    if value is None or grade == "D":
+    if value is None or (grade == "D" and value > 0):
         return None, Certainty.CONFIRMED
     if grade != "C":
         return value, Certainty.CONFIRMED

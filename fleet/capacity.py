@@ -2,8 +2,8 @@
 
 Batches are sequences in decode, times seconds, rates per second; mu is what a busy engine could finish at
 its present mix. tau(b) is fitted to (concurrency, inter-token latency) pairs and read at the operating
-batch b*, the smallest of its limits. Prevents: completions per second, an occupancy gauge, or a straight line
-through ten minutes of idling standing in for a capacity.
+batch b*, the smallest of its limits. Prevents: completions per second, an occupancy gauge, or a straight
+line through ten minutes of idling standing in for a capacity.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A ring of the last 24 h of windows, the mix bucket they belong to, the last plateau seen, and the fallback
 order: plateau, curve, configured, sibling, peak seen (a lower bound), unknown. Times are Unix seconds
-handed in; randomness is an rng argument. Prevents: windows of another traffic mix, of a restart or of lying gauges
-entering the curve, and a thousand refits a minute for nothing.
+handed in; randomness is an rng argument. Prevents: windows of another traffic mix, of a restart or of lying
+gauges entering the curve, and a thousand refits a minute for nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an engine was seen doing: windows as points, the mix they carry, and minutes at its limit.
 
 Batches are sequences in decode, times seconds, rates per second. A point is one window between two scrapes.
-Saturation is a fact of the samples (work waiting and no room left), not a threshold on a gauge. Prevents: an
-occupancy taken for saturation, and a mean output length biased by requests still running.
+Saturation is a fact of the samples (work waiting and no room left), not a threshold on a gauge. Prevents:
+an occupancy taken for saturation, and a mean output length biased by requests still running.
 """
 
 from __future__ import annotations
@@ -123,26 +123,29 @@ def throughput_60s(points: Sequence[Point]) -> Vector:
     return np.asarray(rates, np.float64)
 
 
-def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
-    """Return points that end a saturated minute.
+def is_saturated(minute: Sequence[Point], slots: float) -> bool:
+    """Return whether samples of one minute (45 s or more covered) show an engine at its limit.
 
-    Saturated: waiting > 0 in at least 90 % of the last 60 s of samples, and the slots 97 % in use, the KV
-    cache 97 % full, or preemptions.
+    Saturated: waiting > 0 in at least 90 % of the samples, and 97 % of the slots in use, the KV cache 97 %
+    full, or preemptions. `slots` may be infinite where it is not known.
     """
+    if sum(p.length_s for p in minute) < 45 or sum((p.waiting or 0) > 0 for p in minute) < 0.9 * len(
+        minute
+    ):
+        return False
+    full = all((p.running or 0) >= 0.97 * slots for p in minute)
+    memory = all((p.kv_used_ratio or 0.0) >= 0.97 for p in minute)
+    return full or memory or any(p.preemptions for p in minute)
+
+
+def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
+    """Return points that end a saturated minute."""
     found: list[Point] = []
     first = 0
     for position, point in enumerate(points):
         while points[first].ended_at_s <= point.ended_at_s - 60:
             first += 1
-        minute = points[first : position + 1]
-        if sum(p.length_s for p in minute) < 45:
-            continue
-        queued = sum((p.waiting or 0) > 0 for p in minute)
-        if queued < 0.9 * len(minute):
-            continue
-        full = all((p.running or 0) >= 0.97 * slots for p in minute)
-        memory = all((p.kv_used_ratio or 0.0) >= 0.97 for p in minute)
-        if full or memory or any(p.preemptions for p in minute):
+        if is_saturated(points[first : position + 1], slots):
             found.append(point)
     return found
 

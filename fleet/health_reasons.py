@@ -1,0 +1,73 @@
+"""Why a utilization reads as it does: each formula with its values in it.
+
+Rates are per second, times are seconds. Pure text from numbers. Prevents: a number nobody can check.
+"""
+
+from __future__ import annotations
+
+from fleet.health_reading import BACKLOG_HORIZON_S, TARGET_RHO, Health
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def explain(e: Health, longest_wait_s: float) -> tuple[str, ...]:
+    """Return sentences, most important first: rho, its capacity, head-room or saturation, flow, gaps."""
+    rate, mu = e.arrival_rate, e.mu.value
+    lines = [_rho_line(e)]
+    if mu is not None:
+        lines.append(_mu_line(e, mu))
+    if rate is not None and mu is not None and mu > 0:
+        lines.extend(_room_lines(e, rate, mu, longest_wait_s))
+    if e.arrivals is not None and e.completions:
+        balance = e.arrivals / e.completions
+        lines.append(
+            f"flow balance = lambda / X = {e.arrivals} / {e.completions} = {balance:.2f}; "
+            "about 1 at any steady load, so it raises no alarm"
+        )
+    if e.stale:
+        lines.append(f"left out, no fresh data: {_listed(e.stale)}")
+    if e.unmeasured:
+        lines.append(f"capacity or arrivals unknown: {_listed(e.unmeasured)}")
+    return tuple(lines)
+
+
+def _rho_line(e: Health) -> str:
+    rate, mu, rho = e.arrival_rate, e.mu, e.rho
+    if rate is None:
+        return "rho is unknown: arrivals were not counted over at least half of the last minute"
+    if rate == 0:
+        return "rho = 0: nothing arrived in the last minute"
+    if mu.value is None or rho.value is None:
+        return f"rho is unknown: {rate:.4g} requests/s arrive, the capacity is not known ({rho.method})"
+    band = f" [{rho.low:.2f}, {rho.high:.2f}]" if rho.low is not None and rho.high is not None else ""
+    grade = f", grade {rho.grade}" if rho.grade else ""
+    return f"rho = lambda / mu = {rate:.4g} / {mu.value:.4g} = {rho.value:.2f}{band}{grade}"
+
+
+def _mu_line(e: Health, mu: float) -> str:
+    known = e.mu.low is not None and e.mu.high is not None
+    band = f" [{e.mu.low:.4g}, {e.mu.high:.4g}]" if known else ""
+    bound = f", bound by {e.rho.binding}" if e.rho.binding else ""
+    return f"mu = {mu:.4g}{band} requests/s at the present mix, by {e.rho.method}{bound}"
+
+
+def _room_lines(e: Health, rate: float, mu: float, longest_wait_s: float) -> list[str]:
+    lines: list[str] = []
+    if rate > mu:
+        free, queue = e.free_batch or 0.0, e.waiting or 0
+        room = f"free batch {free:.0f} + {longest_wait_s:g} s x {mu:.4g} - waiting {queue}"
+        seconds = max(0.0, free + longest_wait_s * mu - queue) / (rate - mu)
+        lines.append(f"time to saturation = ({room}) / ({rate:.4g} - {mu:.4g}) = {seconds:.0f} s")
+    else:
+        spare = max(0.0, TARGET_RHO * mu - rate)
+        lines.append(f"head-room = {TARGET_RHO:g} x {mu:.4g} - {rate:.4g} = {spare:.4g} requests/s")
+    if e.waiting:
+        backlog = (rate + e.waiting / BACKLOG_HORIZON_S) / mu
+        demand = f"{rate:.4g} + {e.waiting} / {BACKLOG_HORIZON_S:g} s"
+        lines.append(f"rho with backlog = ({demand}) / {mu:.4g} = {backlog:.2f}")
+    if e.batch_used_ratio is not None:
+        lines.append(f"batch in use {e.batch_used_ratio:.0%} of the operating batch: not utilization")
+    return lines
