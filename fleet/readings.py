@@ -90,7 +90,9 @@ class PageReading:
     engines: tuple[EngineReading, ...] = ()
     process_start_time_s: float | None = None  # Unix seconds; proof of a restart
     http_finished: int | None = None  # 2xx answers to POST on inference paths; includes client aborts
+    http_failed: int | None = None  # 5xx answers to the same requests
     admission_rejections: int | None = None
+    lora_adapters: tuple[str, ...] | None = None  # with a request now; () none, None not said
     dropped: tuple[str, ...] = ()  # what was left out and why: "line 41: not a number", "series cap"
     hint: str = ""  # what to do when state is not OK
 

@@ -1,0 +1,258 @@
+"""Fetch one page from an address an operator gave: bounded in time and size, and nowhere it must not go.
+
+Times are seconds on the caller's monotonic clock, sizes bytes. The name is resolved once, every address
+it has is checked, and the connection goes to the address that was checked. No redirects, no proxies from
+the environment, no cookies. Prevents: a scrape target that reads the cloud's metadata service, a page
+that unpacks to gigabytes, and a drip that holds a round open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import zlib
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from urllib.parse import SplitResult, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from fleet.clock import Clock
+from fleet.errors import FleetError
+from fleet.readings import Reason
+
+DEADLINE_S = 5.0
+_READ_BYTES = 64 * 1024
+_ADDRESSES_TRIED = 4
+
+Address = IPv4Address | IPv6Address
+
+#: Metadata services that do not live on a link-local address.
+_METADATA = {ip_address("100.100.100.200"), ip_address("fd00:ec2::254"), ip_address("fd20:ce::254")}
+_NAT64 = ip_network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class PageCaps:
+    """Bounds on one answer: bytes on the wire, bytes unpacked, and how far they may be apart."""
+
+    wire_bytes: int = 16 * 1024 * 1024
+    decoded_bytes: int = 16 * 1024 * 1024
+    ratio: int = 100  # unpacked per packed byte, looked at beyond 1 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPage:
+    """A complete answer with status 200. `started_s` is when the request began, the page's date."""
+
+    body: bytes
+    status: int
+    content_type: str | None
+    started_s: float
+    duration_s: float
+
+
+class FetchFailed(FleetError):
+    """No page: `reason` is what a round stores, `detail` what a person reads."""
+
+    def __init__(self, reason: Reason, detail: str, *, hint: str = "") -> None:
+        super().__init__(detail, hint=hint, field="url", retryable=reason in _RETRYABLE)
+        self.reason = reason
+        self.detail = detail
+
+
+_RETRYABLE = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.UNREACHABLE, Reason.HTTP_ERROR})
+
+
+def open_session(*, connections: int = 100) -> aiohttp.ClientSession:
+    """Return a session fit for `fetch_page`. Call it inside the running loop and close it.
+
+    Connections are not kept: vLLM drops idle ones after 5 s, so a kept one is mostly a broken one.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, force_close=True, use_dns_cache=False),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+    )
+
+
+def is_allowed(address: Address) -> bool:
+    """True where a metrics page may be fetched from. Loopback and private networks are: fleets live there.
+
+    Link-local (cloud metadata), multicast, unspecified and reserved addresses are not, in any IPv6 dress.
+    """
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_allowed(inner)
+    if address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
+        return False
+    return address.is_loopback or not address.is_reserved
+
+
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a page's address; an empty path becomes /metrics. Raises FetchFailed (BLOCKED).
+
+    Only http and https, a host, a port that is a number, no user name, no blanks or control characters.
+    """
+    if any(c.isspace() or not c.isprintable() for c in url) or "\\" in url:
+        raise FetchFailed(Reason.BLOCKED, "the address has blanks or control characters in it")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as problem:
+        raise FetchFailed(Reason.BLOCKED, f"not an address: {problem}") from problem
+    if parts.scheme not in {"http", "https"}:
+        raise FetchFailed(
+            Reason.BLOCKED,
+            f"scheme {parts.scheme or 'missing'} is not allowed",
+            hint="Give an address that begins with http:// or https://",
+        )
+    if not parts.hostname or port == 0:
+        raise FetchFailed(Reason.BLOCKED, "the address names no host, or port 0")
+    if "@" in parts.netloc:
+        raise FetchFailed(Reason.BLOCKED, "a user name in the address is not allowed")
+    return parts._replace(path=parts.path if parts.path not in {"", "/"} else "/metrics", fragment="")
+
+
+def shown_url(url: str) -> str:
+    """Return the address for people and logs: without user name, query and fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(unreadable address)"
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+async def fetch_page(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    clock: Clock,
+    deadline_s: float = DEADLINE_S,
+    caps: PageCaps | None = None,
+) -> FetchedPage:
+    """Return the page at `url`, within `deadline_s` seconds from name to last byte.
+
+    Raises FetchFailed with the reason: refused, timeout, too_large, http_error (any status but 200,
+    redirects included), blocked, unreachable, not_metrics (packed in a way we do not read).
+    """
+    parts = split_url(url)
+    started_s = clock.monotonic_s()
+    try:
+        async with asyncio.timeout(deadline_s):
+            addresses = await _addresses(parts)
+            body, status, content_type = await _get(session, parts, addresses, caps or PageCaps())
+    except TimeoutError:
+        raise FetchFailed(Reason.TIMEOUT, f"no complete answer within {deadline_s:g} s") from None
+    return FetchedPage(body, status, content_type, started_s, clock.monotonic_s() - started_s)
+
+
+async def _addresses(parts: SplitResult) -> list[Address]:
+    """Resolve once. One forbidden address among several condemns the name."""
+    host = parts.hostname or ""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, parts.port or 80, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+    except (OSError, UnicodeError) as problem:
+        raise FetchFailed(Reason.UNREACHABLE, f"{host} has no address: {problem}") from problem
+    addresses = list(dict.fromkeys(ip_address(str(item[4][0]).partition("%")[0]) for item in found))
+    for address in addresses:
+        if not is_allowed(address):
+            raise FetchFailed(
+                Reason.BLOCKED,
+                f"{host} is {address}, which is not allowed as a scrape target",
+                hint="Link-local, multicast and metadata addresses are never fetched from",
+            )
+    return addresses[:_ADDRESSES_TRIED]
+
+
+async def _get(
+    session: aiohttp.ClientSession, parts: SplitResult, addresses: list[Address], caps: PageCaps
+) -> tuple[bytes, int, str | None]:
+    """Try each address until one takes the connection."""
+    failure = FetchFailed(Reason.UNREACHABLE, f"{parts.hostname} has no address")
+    for address in addresses:
+        try:
+            return await _get_from(session, parts, address, caps)
+        except aiohttp.ClientConnectorError as problem:
+            reason = Reason.REFUSED if _is_refusal(problem) else Reason.UNREACHABLE
+            failure = FetchFailed(
+                reason, f"{address} port {parts.port or _port(parts)}: {problem.os_error}"
+            )
+        except (aiohttp.ClientError, OSError) as problem:
+            raise FetchFailed(Reason.UNREACHABLE, f"{type(problem).__name__}: {problem}") from problem
+    raise failure
+
+
+def _is_refusal(problem: aiohttp.ClientConnectorError) -> bool:
+    return isinstance(problem.os_error, ConnectionRefusedError)
+
+
+def _port(parts: SplitResult) -> int:
+    return 443 if parts.scheme == "https" else 80
+
+
+async def _get_from(
+    session: aiohttp.ClientSession, parts: SplitResult, address: Address, caps: PageCaps
+) -> tuple[bytes, int, str | None]:
+    host = f"[{address}]" if address.version == 6 else str(address)
+    netloc = f"{host}:{parts.port}" if parts.port else host
+    async with session.get(
+        URL(parts._replace(netloc=netloc).geturl()),
+        headers={"Host": parts.netloc, "Accept": "text/plain", "Accept-Encoding": "identity"},
+        allow_redirects=False,
+        auto_decompress=False,
+        server_hostname=parts.hostname if parts.scheme == "https" else None,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
+    ) as answer:
+        if answer.status != 200:
+            raise FetchFailed(Reason.HTTP_ERROR, f"answered with status {answer.status}, not 200")
+        body = await _read(answer, caps)
+        return body, answer.status, answer.headers.get("Content-Type")
+
+
+async def _read(answer: aiohttp.ClientResponse, caps: PageCaps) -> bytes:
+    unpacker = _Unpacker(answer.headers.get("Content-Encoding", "").strip().lower(), caps)
+    wire = 0
+    async for piece in answer.content.iter_chunked(_READ_BYTES):
+        wire += len(piece)
+        if wire > caps.wire_bytes:
+            raise FetchFailed(Reason.TOO_LARGE, f"more than {caps.wire_bytes} bytes on the wire")
+        unpacker.add(piece)
+        if len(unpacker.body) > max(caps.ratio * wire, 1024 * 1024):
+            raise FetchFailed(Reason.TOO_LARGE, f"{wire} bytes unpack to over {caps.ratio} times as many")
+    return unpacker.finish()
+
+
+class _Unpacker:
+    """Gathers a body, unpacking it where it must, and never holds more than the cap and one byte."""
+
+    def __init__(self, encoding: str, caps: PageCaps) -> None:
+        if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+            raise FetchFailed(Reason.NOT_METRICS, f"packed as {encoding[:40]!r}, which was not asked for")
+        self.body = bytearray()
+        self._cap = caps.decoded_bytes
+        self._encoding = encoding
+        self._zlib = None if encoding in {"", "identity"} else zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    def add(self, piece: bytes) -> None:
+        if self._zlib is not None:
+            try:
+                piece = self._zlib.decompress(piece, self._cap - len(self.body) + 1)
+            except zlib.error as problem:
+                raise FetchFailed(Reason.NOT_METRICS, f"damaged {self._encoding}: {problem}") from problem
+        if len(self.body) + len(piece) > self._cap:
+            raise FetchFailed(Reason.TOO_LARGE, f"more than {self._cap} bytes of page")
+        self.body += piece
+
+    def finish(self) -> bytes:
+        if self._zlib is not None and not self._zlib.eof:
+            raise FetchFailed(Reason.UNREACHABLE, f"the {self._encoding} answer was cut short")
+        return bytes(self.body)
