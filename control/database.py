@@ -40,8 +40,9 @@ MIGRATION_LOCK = 7_266_473_001
 MIGRATION_WAIT_S = 60
 _LOCK_NOT_AVAILABLE = "55P03"
 
-#: Notice a dead peer within about 10 s instead of the kernel's hours.
+#: Text is UTF-8 whatever the database; notice a dead peer within about 10 s, not the kernel's hours.
 _TRANSPORT = {
+    "client_encoding": "utf8",
     "connect_timeout": 3,
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -212,6 +213,7 @@ def upgrade(dsn: str, revision: str = "head") -> str:
     made by a newer release.
     """
     with _migrating(dsn) as connection:
+        _refuse_other_encoding(connection)
         command.upgrade(alembic_config(connection), revision)
         _join_reader(connection)
         return schema_revision(connection) or "base"
@@ -282,9 +284,35 @@ def _migrating(dsn: str) -> Generator[Connection]:
         engine.dispose()
 
 
-def _join_reader(connection: Connection) -> None:
-    """Let our login act as `READER` where the server permits it; without it, pages stay read-only by
-    setting. A superuser needs no membership."""
+def _refuse_other_encoding(connection: Connection) -> None:
+    """In a database of another encoding, some names cannot be stored and others come back changed."""
+    encoding = connection.scalar(text("SHOW server_encoding"))
+    if encoding != "UTF8":
+        raise Conflict(
+            f"the database's encoding is {encoding}, not UTF8",
+            hint="Create one with: CREATE DATABASE rhodeck ENCODING 'UTF8' TEMPLATE template0",
+            field="DATABASE_URL",
+        )
+
+
+def make_reader(connection: Connection) -> bool:
+    """Create `READER` where the server lets us and it is missing, let our login act as it, and return
+    whether pages can. Without it they are read-only by session setting alone."""
+    connection.execute(
+        text(
+            f"""
+            DO $$ BEGIN
+                CREATE ROLE {READER} NOLOGIN;
+            EXCEPTION WHEN duplicate_object OR unique_violation OR insufficient_privilege THEN NULL;
+            END $$
+            """
+        )
+    )
+    return _join_reader(connection)
+
+
+def _join_reader(connection: Connection) -> bool:
+    """Join the role if it exists; a superuser needs no membership."""
     connection.execute(
         text(
             f"""
@@ -298,3 +326,7 @@ def _join_reader(connection: Connection) -> None:
             """
         )
     )
+    found = connection.scalar(
+        text("SELECT pg_has_role(oid, 'MEMBER') FROM pg_roles WHERE rolname = :name"), {"name": READER}
+    )
+    return found is True

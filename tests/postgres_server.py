@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
+import signal
+import subprocess
 import tempfile
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +23,9 @@ from sqlalchemy import Engine
 
 from control.database import make_engine, upgrade
 from control.embedded import EmbeddedPostgres, socket_dsn
+from control.embedded_binaries import installed_binaries
+from control.embedded_process import choose_account, spawn
+from control.embedded_socket import free_tcp_port
 
 #: Fast instead of durable: the databases die with the test run.
 THROW_AWAY = {
@@ -75,3 +82,60 @@ class DatabaseFactory:
     def _run(self, statement: str) -> None:
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[arg-type]
+
+
+@contextmanager
+def plain_server() -> Generator[str]:
+    """A server that is not ours: TCP with a password only, Debian's oldest programs if there are any.
+
+    Yields the URL of its superuser. What we support from is Postgres 15, Debian 12's.
+    """
+    account = choose_account(None, None)
+    programs = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), installed_binaries().folder)
+    password, port = secrets.token_urlsafe(16), free_tcp_port()
+    with open_folder() as folder:
+        data = folder / "data"
+        data.mkdir(mode=0o700)
+        secret = data.with_name("secret")
+        secret.write_text(password)
+        if not account.is_ours:
+            os.chown(data, account.uid, account.gid)
+        argv = [
+            "-D",
+            str(data),
+            "-U",
+            "owner",
+            "--auth=scram-sha-256",
+            f"--pwfile={secret}",
+            "--no-sync",
+            "-EUTF8",
+        ]
+        with (folder / "log").open("wb") as log:
+            initdb = spawn([str(programs / "initdb"), *argv], account, on_death=signal.SIGKILL, output=log)
+            assert initdb.wait(120) == 0, (folder / "log").read_text()
+            settings = {**THROW_AWAY, "listen_addresses": "127.0.0.1", "port": str(port)}
+            flags = [f"--{name}={value}" for name, value in settings.items()]
+            server = spawn(
+                [str(programs / "postgres"), "-D", str(data), *flags, "--unix_socket_directories="],
+                account,
+                on_death=signal.SIGINT,
+                output=log,
+            )
+        dsn = f"postgresql://owner:{password}@127.0.0.1:{port}/postgres"
+        try:
+            _wait_for(dsn, server)
+            yield dsn
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+
+
+def _wait_for(dsn: str, server: subprocess.Popen[bytes]) -> None:
+    while server.poll() is None:
+        try:
+            psycopg.connect(dsn, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            threading.Event().wait(0.05)
+        else:
+            return
+    raise AssertionError(f"the plain server ended with code {server.returncode}")

@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_ten_kills_under_writes_lose_nothing_acknowledged_and_leave_no_process(f
             else:
                 os.kill(ready["postmaster"], signal.SIGKILL)
                 acknowledged |= set(writer.join())
-                wait_until(lambda: "Z" in state_of(ready["postmaster"]), "the postmaster died")
+                wait_until(partial(is_zombie, ready["postmaster"]), "the postmaster died")
                 owner.tell("restart")
             ready = owner.answer()
             assert ready["event"] == "ready", ready
@@ -236,7 +237,7 @@ def test_a_stale_lock_file_does_not_stop_a_start(
     try:
         if content == "zombie":
             bystander.kill()  # and not waited for
-            wait_until(lambda: "Z" in state_of(bystander.pid), "the process is a zombie")
+            wait_until(partial(is_zombie, bystander.pid), "the process is a zombie")
         number = {
             "another postgres": str(postgres_server.pid),
             "empty": "",
@@ -256,8 +257,9 @@ def test_a_stale_lock_file_does_not_stop_a_start(
         bystander.wait()
 
 
-def state_of(pid: int) -> str:
-    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+def is_zombie(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return listed.stdout.startswith("Z")
 
 
 def test_without_a_death_signal_the_watchdog_ends_the_server(folder: Path) -> None:
