@@ -223,20 +223,22 @@ def estimate_capacity(
         latency = np.asarray([p.itl_s for p in usable], np.float64)
         fit = fit_curve(batch, latency)
         curves = bootstrap_curves(batch, latency, fit, draws, rng)
-        fitted = _read_curve(base, fit, curves, reached, slots, limits, mix)
-    return _choose(base, fitted, seen, reached)
+        reach = (float(batch.min()), reached)
+        fitted = _read_curve(base, fit, curves, reach, slots, limits, mix)
+    return _choose(base, fitted, seen)
 
 
 def _read_curve(
     base: CapacityEstimate,
     fit: Fit,
     curves: Sequence[StepCurve],
-    reached: float,
+    seen: tuple[float, float],
     slots: float,
     limits: EngineLimits,
     mix: Mix,
 ) -> tuple[CapacityEstimate, _Band]:
-    """Return the estimate's description of the curve and the token rate it allows."""
+    """Return the estimate with its curve and the token rate it allows; b was `seen` from, to."""
+    lowest, reached = seen
     allowed = batch_limits(mix, limits, fit.curve, slots, KV_TARGET)
     binding = min(allowed, key=lambda name: allowed[name])
     batches = (
@@ -249,7 +251,8 @@ def _read_curve(
     advised = None
     if knee is not None and knee < allowed[binding] and fit.curve.tokens_per_s(knee) > 1.03 * band.mid:
         advised = knee
-    flat = ("memory_bound_flat",) if fit.curve.slope_s == 0 and reached > 0.3 * allowed[binding] else ()
+    is_flat = fit.curve.last_slope_s == 0 and reached > 0.3 * allowed[binding] and lowest < 0.5 * reached
+    flat = ("memory_bound_flat",) if is_flat else ()
     events = mix.decode_events
     by_limit = {name: fit.curve.tokens_per_s(b) / events for name, b in allowed.items()} if events else {}
     described = replace(
@@ -270,7 +273,6 @@ def _choose(
     base: CapacityEstimate,
     fitted: tuple[CapacityEstimate, _Band] | None,
     seen: Plateau | None,
-    reached: float,
 ) -> CapacityEstimate:
     """Prefer a plateau to the curve, raise drift when they disagree, and convert tokens to requests."""
     described, band = fitted if fitted else (base, None)

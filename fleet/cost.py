@@ -190,7 +190,8 @@ def closed_form(inputs: ClosedFormInputs) -> ClosedForm:
     burst_always = _usd(i.spot_price * i.hours * i.burst_nodes)
     static = _option("static peak", i, node_rps, peak_nodes, 0)
     admission = _option("admission", i, node_rps, i.admission_nodes, 0)
-    total = _usd(admission.usd_month + (i.burst_realistic_usd if i.burst_nodes else Decimal(0)))
+    burst_realistic = min(_usd(i.burst_realistic_usd), burst_always)  # never dearer than always on
+    total = admission.usd_month + burst_realistic
     saving = static.usd_month - total
     return ClosedForm(
         inputs=i,
@@ -200,7 +201,7 @@ def closed_form(inputs: ClosedFormInputs) -> ClosedForm:
         with_burst=_option("admission and burst pool", i, node_rps, i.admission_nodes, i.burst_nodes),
         headroom=_option("static, rho under 0.85", i, node_rps, headroom_nodes, 0),
         burst_always_on=burst_always,
-        burst_realistic=_usd(i.burst_realistic_usd if i.burst_nodes else Decimal(0)),
+        burst_realistic=burst_realistic,
         total=total,
         saving_month=saving,
         saving_year=saving * 12,
