@@ -27,6 +27,8 @@ from fleet.messages import GatewayStatus, QueueState
 from fleet.outcomes import Tier
 
 Condition = Literal["unknown", "converged", "behind", "drifting", "unreachable", "rejected"]
+#: Seconds without a look from any controller after which a condition is not repeated.
+SILENT_S = 30.0
 RolloutState = Literal["first", "baking", "paused", "all", "live", "superseded", "aborted"]
 
 
@@ -99,6 +101,13 @@ class Rollout:
     started_at: datetime
     updated_at: datetime
 
+    def revision_for(self, gateway: str) -> int | None:
+        """Return the revision `gateway` is to run at this stage; None: leave it as it is."""
+        if self.state in ("all", "live"):
+            return self.revision
+        is_open = self.state in ("first", "baking", "paused")
+        return self.revision if is_open and gateway == self.first_gateway else self.base_revision
+
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
@@ -163,7 +172,12 @@ def current_rollout(session: Session) -> Rollout | None:
 
 
 def gateway_states(session: Session, now: datetime) -> list[GatewayState]:
-    """Return every registered gateway by name, removed ones left out."""
+    """Return every registered gateway by name, removed ones left out.
+
+    "unknown" when no controller looked for `SILENT_S`; "behind" from the moment a rollout wants another
+    revision at a gateway, although the controller has not sent it yet.
+    """
+    rollout = current_rollout(session)
     g, o, a = GatewayRow, GatewayObservedRow, AssignmentRow
     rows = session.execute(
         select(g.name, g.base_url, o, a.generation, a.revision)
@@ -173,8 +187,8 @@ def gateway_states(session: Session, now: datetime) -> list[GatewayState]:
         .order_by(g.name)
     )
     return [
-        _gateway_state(name, url, seen, generation, number, now)
-        for name, url, seen, generation, number in rows
+        _gateway_state(name, url, seen, generation, given, rollout, now)
+        for name, url, seen, generation, given in rows
     ]
 
 
@@ -235,32 +249,48 @@ def _gateway_state(
     url: str,
     seen: GatewayObservedRow | None,
     generation: int | None,
-    number: int | None,
+    given: int | None,
+    rollout: Rollout | None,
     now: datetime,
 ) -> GatewayState:
     status = _status(seen)
-    is_rejected = seen is not None and seen.condition == "rejected"
+    wanted = rollout.revision_for(name) if rollout else None
+    condition, message = _standing(seen, given, wanted, now)
     return GatewayState(
         name=name,
         url=url,
-        condition=seen.condition if seen else "unknown",  # pyright: ignore[reportArgumentType] # CHECK
+        condition=condition,
         age_s=max(0.0, (now - seen.seen_at).total_seconds()) if seen and seen.seen_at else None,
         observed_generation=seen.generation if seen else None,
         desired_generation=generation,
         revision_observed=seen.revision if seen else None,
-        revision_desired=number,
+        revision_desired=given if wanted is None else wanted,
         boot_id=seen.boot_id if seen else None,
-        message=seen.message if seen else "no controller has asked it yet",
-        pointer=seen.rejected_pointer if seen and is_rejected else None,
+        message=message,
+        pointer=seen.rejected_pointer if seen and condition == "rejected" else None,
         in_flight=status.in_flight_requests if status else None,
         in_flight_tokens=status.in_flight_tokens if status else None,
         queues=status.queues if status else None,
         nodes_usable=status.nodes_usable if status else None,
         nodes_total=status.nodes_total if status else None,
         unsupported=status.unsupported if status else (),
-        acked_at=seen.acked_at if seen else None,
+        acked_at=seen.acked_at if seen and condition == "converged" else None,
         draining=status.draining if status else False,
     )
+
+
+def _standing(
+    seen: GatewayObservedRow | None, given: int | None, wanted: int | None, now: datetime
+) -> tuple[Condition, str]:
+    """Return condition and message as they may be said now, which can be less than was stored."""
+    if seen is None or seen.tried_at is None:
+        return "unknown", "no controller has asked it yet"
+    silent_s = (now - seen.tried_at).total_seconds()
+    if silent_s > SILENT_S:
+        return "unknown", f"no controller has asked it for {silent_s:.0f} s; it was {seen.condition} then"
+    if seen.condition == "converged" and wanted is not None and wanted != given:
+        return "behind", f"it holds revision {seen.revision}, revision {wanted} is on its way"
+    return seen.condition, seen.message  # pyright: ignore[reportReturnType] # a CHECK holds the values
 
 
 def _status(seen: GatewayObservedRow | None) -> GatewayStatus | None:

@@ -1,0 +1,123 @@
+"""What each gateway is to run, from policy, fleet and keys. Pure.
+
+Quotas are split into whole shares that add up exactly; node budgets are split evenly. Tokens are counts,
+ratios 0..1. Prevents: gateways that together hand out more than a quota, and a gateway list order that
+gives every small tenant's only unit to the same gateway.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fleet.errors import Conflict
+from fleet.messages import Assignment, Credential, NodeTarget, TenantShare
+from fleet.policy import Policy
+from fleet.shares import split
+
+#: The counts of a tenant's quota that are split over gateways.
+SPLIT_FIELDS = ("tokens_per_minute", "burst_tokens", "max_in_flight_tokens", "max_concurrent_requests")
+
+
+def build(
+    policy: Policy,
+    revision: int,
+    gateways: Sequence[str],
+    nodes: Sequence[NodeTarget],
+    credentials: Sequence[Credential],
+    over_budget: Collection[str],
+) -> dict[str, Assignment]:
+    """Return the assignment of each gateway, with epoch 0 and generation 1: `stamp` sets the real ones.
+
+    `gateways` are the names that share the quotas, `over_budget` the tenants whose budget is spent. The
+    same inputs give the same digests, whatever the order of gateways, nodes and credentials.
+    """
+    names = sorted(gateways)
+    shares: dict[str, dict[str, TenantShare]] = {name: {} for name in names}
+    for tenant in policy.tenants:
+        for name, share in _shares(policy, tenant, names, is_over=tenant in over_budget).items():
+            shares[name][tenant] = share
+    ordered_nodes = tuple(sorted(nodes, key=lambda node: node.name))
+    ordered_keys = tuple(sorted(credentials, key=lambda key: key.key_id))
+    return {
+        name: Assignment.model_construct(  # parts are checked already; checking all again is quadratic
+            gateway=name,
+            epoch=0,
+            generation=1,
+            revision=revision,
+            policy=policy,
+            shares=shares[name],
+            kv_share_ratio=1 / len(names),
+            nodes=ordered_nodes,
+            credentials=ordered_keys,
+        )
+        for name in names
+    }
+
+
+def stamp(assignment: Assignment, *, epoch: int, generation: int) -> Assignment:
+    """Return the assignment as it is sent: with the sender's fencing token and its generation."""
+    return assignment.model_copy(update={"epoch": epoch, "generation": generation})
+
+
+def content(assignment: Assignment) -> dict[str, Any]:
+    """Return the JSON form without epoch and generation: what is stored, and what the digest covers."""
+    return assignment.model_dump(mode="json", by_alias=True, exclude={"epoch", "generation"})
+
+
+def must_wait(
+    desired: Mapping[str, Mapping[str, TenantShare]], held: Mapping[str, Mapping[str, TenantShare]]
+) -> set[str]:
+    """Return the gateways whose larger shares would, with what others still hold, exceed what is desired.
+
+    Both map gateway to tenant to share. A gateway absent from `held` holds nothing. Push to the others
+    first; ask again with what they hold then.
+    """
+    waiting: set[str] = set()
+    tenants = {tenant for shares in desired.values() for tenant in shares}
+    for tenant in tenants:
+        for field in SPLIT_FIELDS:
+            wanted = {name: _count(shares, tenant, field) for name, shares in desired.items()}
+            has = {name: _count(held.get(name, {}), tenant, field) for name in desired}
+            total, used = sum(wanted.values()), sum(has.values())
+            waiting |= {
+                name
+                for name, count in wanted.items()
+                if count > has[name] and used - has[name] + count > total
+            }
+    return waiting
+
+
+def must_give_up(
+    desired: Mapping[str, Mapping[str, TenantShare]], held: Mapping[str, Mapping[str, TenantShare]]
+) -> set[str]:
+    """Return the gateways that hold more of some quota than is desired for them."""
+    return {
+        name
+        for name, shares in desired.items()
+        for tenant in {*shares, *held.get(name, {})}
+        for field in SPLIT_FIELDS
+        if _count(held.get(name, {}), tenant, field) > _count(shares, tenant, field)
+    }
+
+
+def _count(shares: Mapping[str, TenantShare], tenant: str, field: str) -> int:
+    share = shares.get(tenant)
+    return 0 if share is None else int(getattr(share, field))
+
+
+def _shares(policy: Policy, tenant: str, names: Sequence[str], *, is_over: bool) -> dict[str, TenantShare]:
+    """Split one tenant's quota. The first place rotates by tenant, so leftover units spread out."""
+    if not names:
+        raise Conflict(
+            "there is no gateway to share the quotas", hint="Add one with `rhodeck gateways add`"
+        )
+    quota = policy.tenants[tenant]
+    start = zlib.crc32(tenant.encode()) % len(names)
+    rotated = [*names[start:], *names[:start]]
+    parts = {field: split(getattr(quota, field), [1] * len(names)) for field in SPLIT_FIELDS}
+    return {
+        name: TenantShare(**{field: parts[field][place] for field in SPLIT_FIELDS}, over_budget=is_over)
+        for place, name in enumerate(rotated)
+    }

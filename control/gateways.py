@@ -1,0 +1,163 @@
+"""Calls to a gateway's admin API: read its status, push an assignment.
+
+Every call has a deadline (seconds), a cap on the answer's size, no redirects and no proxies from the
+environment. What a gateway answers is checked before anything is believed. Prevents: a slow or hostile
+answer that stalls the loop, and the admin token sent to an address a redirect chose.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import aiohttp
+from pydantic import ValidationError
+
+from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
+from fleet.messages import Assignment, GatewayStatus
+
+MAX_ANSWER_BYTES = 4_000_000
+#: Epochs and generations above this are not believed: adding to them would leave JSON's exact integers.
+MAX_COUNTER = 2**53 - 1_000_000
+MAX_SHOWN_CHARACTERS = 500
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Return a session for calls to gateways. Open it in the event loop that uses it; close it there."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=4, ttl_dns_cache=10),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+    )
+
+
+async def status(
+    http: aiohttp.ClientSession, name: str, url: str, *, token: str, deadline_s: float
+) -> GatewayStatus:
+    """Return what gateway `name` at `url` runs now.
+
+    Raises Unavailable if it cannot be reached or answers something else, Forbidden for a wrong token.
+    """
+    code, body = await _call(http, "GET", f"{url}/admin/status", token=token, deadline_s=deadline_s)
+    if code != 200:
+        raise _unexpected(name, code, body)
+    return _checked(name, body)
+
+
+async def push(
+    http: aiohttp.ClientSession, url: str, assignment: Assignment, *, token: str, deadline_s: float
+) -> GatewayStatus:
+    """Send `assignment` and return the status it led to.
+
+    Raises StaleAssignment if the gateway holds something newer, InvalidPolicy with the JSON pointer if it
+    refuses the content, Unavailable if the outcome is unknown (sending again is harmless), Forbidden.
+    """
+    name = assignment.gateway
+    code, body = await _call(
+        http,
+        "PUT",
+        f"{url}/admin/assignment",
+        token=token,
+        deadline_s=deadline_s,
+        data=assignment.model_dump_json(by_alias=True).encode(),
+    )
+    if code == 200:
+        return _checked(name, body)
+    message, pointer = _said(body)
+    if code == 409:
+        raise StaleAssignment(
+            f"gateway {name} refused ({assignment.epoch}, {assignment.generation}): {message}",
+            hint="Something newer was sent meanwhile; nothing to do",
+        )
+    if code == 422:
+        raise InvalidPolicy(message or "refused without a reason", field=pointer)
+    raise _unexpected(name, code, body)
+
+
+async def _call(
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    token: str,
+    deadline_s: float,
+    data: bytes | None = None,
+) -> tuple[int, bytes]:
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+    }
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        async with http.request(
+            method,
+            url,
+            data=data,
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=deadline_s),
+        ) as answer:
+            body = bytearray()
+            async for chunk in answer.content.iter_chunked(65_536):
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise Unavailable(f"its answer is over {MAX_ANSWER_BYTES} bytes")
+            return answer.status, bytes(body)
+    except TimeoutError as exc:
+        raise Unavailable(f"no answer within {deadline_s:g} s") from exc
+    except (aiohttp.ClientError, OSError, ValueError) as exc:
+        raise Unavailable(_shown(f"{type(exc).__name__}: {exc}")) from exc
+
+
+def _checked(name: str, body: bytes) -> GatewayStatus:
+    try:
+        answer = GatewayStatus.model_validate_json(body)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise Unavailable(
+            _shown(f"its answer is not a gateway's status: {where}: {first['msg']}"),
+            hint="Check that the address is a gateway of this release",
+        ) from exc
+    if answer.gateway != name:
+        raise Unavailable(
+            f"a gateway called {answer.gateway} answers at the address of {name}",
+            hint="Correct the address, or the gateway's own name",
+        )
+    if not 0 <= answer.epoch <= MAX_COUNTER or not 0 <= answer.generation <= MAX_COUNTER:
+        raise Unavailable(
+            f"it reports epoch {answer.epoch}, generation {answer.generation}: outside 0..{MAX_COUNTER}",
+            hint="Empty the gateway's last-good file and start it again",
+        )
+    return answer
+
+
+def _unexpected(name: str, code: int, body: bytes) -> FleetError:
+    message, _ = _said(body)
+    if code in (401, 403):
+        return Forbidden(
+            f"gateway {name} does not accept the admin token (HTTP {code})",
+            hint="Give controller and gateway the same admin token",
+        )
+    return Unavailable(_shown(f"answered HTTP {code}: {message}"))
+
+
+def _said(body: bytes) -> tuple[str, str | None]:
+    """Return message and JSON pointer of an error body, whatever it is."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return _shown(body.decode("utf-8", "replace")), None
+    if not isinstance(answer, dict):
+        return _shown(str(answer)), None
+    said = cast("dict[str, Any]", answer)
+    pointer = said.get("field")
+    return _shown(str(said.get("message", ""))), _shown(pointer) if isinstance(pointer, str) else None
+
+
+def _shown(text: str) -> str:
+    """Return text fit for one line of a log, a table or a page."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_SHOWN_CHARACTERS])

@@ -1,0 +1,249 @@
+"""What reconciling reads and writes: short transactions, the leader's epoch required in each write.
+
+Owns: loading what each gateway is to run, storing generations, recording answers and acknowledgements.
+Prevents: a leader that lost its lease writing generations, and one bad node row that stops all pushes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import null, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from control import assignments, lease, queries_policy
+from control.conditions import Desired, Known, Refusal
+from control.database import session_scope
+from control.deps import Deps
+from control.tables import (
+    AckRow,
+    AssignmentRow,
+    GatewayObservedRow,
+    GatewayRow,
+    NodeRow,
+    PoolRow,
+    TenantKeyRow,
+)
+from fleet.errors import InvalidPolicy
+from fleet.messages import Assignment, Credential, NodeTarget
+from fleet.policy import Policy, parse
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One gateway as the database has it. `target` None with a `refusal`: the revision cannot be sent."""
+
+    name: str
+    url: str
+    target: Assignment | None
+    digest: str | None  # of the target
+    refusal: Refusal | None
+    refused_revision: int | None
+    generation: int | None  # last given to this gateway
+    given_digest: str | None  # of that generation
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A confirmation or a refusal to add to the history."""
+
+    gateway: str
+    desired: Desired
+    accepted: bool
+    message: str = ""
+
+
+def load(deps: Deps, now: datetime) -> list[Place]:
+    """Return every registered gateway with what it is to run. One short read transaction."""
+    with session_scope(deps.engine) as session:
+        return _places(session, deps, now)
+
+
+def store_generations(
+    deps: Deps, epoch: int, raise_above: int | None, given: Mapping[str, Desired], places: Sequence[Place]
+) -> int:
+    """Write changed assignments and return the epoch to send with.
+
+    Raises LeaseLost; then nothing was written.
+    """
+    now = deps.clock.now()
+    with session_scope(deps.engine) as session:
+        lease.require(session, epoch, role=deps.leadership.role)
+        if raise_above is not None:
+            epoch = lease.raise_epoch(session, deps.leadership, epoch, above=raise_above)
+        for place in places:
+            wanted = given.get(place.name)
+            if wanted is None or place.target is None:
+                continue
+            if (wanted.generation, wanted.digest) == (place.generation, place.given_digest):
+                continue
+            values = {
+                "generation": wanted.generation,
+                "revision": wanted.revision,
+                "digest": wanted.digest,
+                "document": assignments.content(place.target),
+                "updated_at": now,
+            }
+            session.execute(
+                insert(AssignmentRow)
+                .values(gateway=place.name, **values)
+                .on_conflict_do_update(index_elements=["gateway"], set_=values)
+            )
+    return epoch
+
+
+def record(deps: Deps, epoch: int, known: Mapping[str, Known], acks: Sequence[Ack]) -> None:
+    """Write what is known now and add to the history. Raises LeaseLost: nothing was written."""
+    now = deps.clock.now()
+    with session_scope(deps.engine) as session:
+        lease.require(session, epoch, role=deps.leadership.role)
+        active = set(session.scalars(select(GatewayRow.name).where(GatewayRow.state == "active")))
+        for name, state in known.items():
+            if name not in active:  # removed while we were calling it
+                continue
+            values = asdict(state) | {"status": null() if state.status is None else state.status}
+            session.execute(
+                insert(GatewayObservedRow)
+                .values(gateway=name, **values)
+                .on_conflict_do_update(index_elements=["gateway"], set_=values)
+            )
+        for ack in acks:
+            session.add(
+                AckRow(
+                    at=now,
+                    gateway=ack.gateway,
+                    boot_id=known[ack.gateway].boot_id or "",
+                    epoch=epoch,
+                    generation=ack.desired.generation,
+                    revision=ack.desired.revision,
+                    digest=ack.desired.digest,
+                    accepted=ack.accepted,
+                    message=ack.message,
+                )
+            )
+
+
+def _places(session: Session, deps: Deps, now: datetime) -> list[Place]:
+    g, a, o = GatewayRow, AssignmentRow, GatewayObservedRow
+    rows = session.execute(
+        select(g.name, g.base_url, a.generation, a.digest, o)
+        .outerjoin(a, a.gateway == g.name)
+        .outerjoin(o, o.gateway == g.name)
+        .where(g.state == "active")
+        .order_by(g.name)
+    ).all()
+    rollout = queries_policy.current_rollout(session)
+    names = [row.name for row in rows]
+    wanted = {name: rollout.revision_for(name) if rollout else None for name in names}
+    built = _built(session, deps, now, {number for number in wanted.values() if number is not None}, names)
+    return [
+        _place(row.name, row.base_url, built, wanted[row.name], row.generation, row.digest, row[4])
+        for row in rows
+    ]
+
+
+def _place(
+    name: str,
+    url: str,
+    built: Mapping[int, dict[str, Assignment] | Refusal],
+    wanted: int | None,
+    generation: int | None,
+    given_digest: str | None,
+    seen: GatewayObservedRow | None,
+) -> Place:
+    made = built[wanted] if wanted is not None else None
+    target = made[name] if isinstance(made, dict) else None
+    return Place(
+        name=name,
+        url=url,
+        target=target,
+        digest=target.digest() if target else None,
+        refusal=made if isinstance(made, Refusal) else None,
+        refused_revision=wanted if isinstance(made, Refusal) else None,
+        generation=generation,
+        given_digest=given_digest,
+        known=Known(**{part.name: getattr(seen, part.name) for part in fields(Known)}) if seen else Known(),
+    )
+
+
+def _built(
+    session: Session, deps: Deps, now: datetime, numbers: set[int], names: Sequence[str]
+) -> dict[int, dict[str, Assignment] | Refusal]:
+    """Return assignments by revision, or why a revision cannot be sent (it came past the commands)."""
+    if not numbers:
+        return {}
+    nodes, keys = _nodes(session), _credentials(session)
+    spent = deps.spend(session, now)
+    built: dict[int, dict[str, Assignment] | Refusal] = {}
+    for number in sorted(numbers):
+        found = queries_policy.revision(session, number)
+        try:
+            policy = parse(found.document if found else None)
+        except InvalidPolicy as exc:
+            message = f"the controller does not send revision {number}: {exc.message}"
+            built[number] = Refusal(None, message, exc.field)
+            continue
+        over = [name for name in policy.tenants if _is_over(policy, name, spent)]
+        built[number] = assignments.build(policy, number, names, nodes, keys, over)
+    return built
+
+
+def _is_over(policy: Policy, tenant: str, spent: Mapping[str, Any]) -> bool:
+    budget = policy.tenants[tenant].monthly_budget_usd
+    return budget is not None and spent.get(tenant, 0) >= budget
+
+
+def _nodes(session: Session) -> list[NodeTarget]:
+    n, p = NodeRow, PoolRow
+    rows = session.execute(
+        select(
+            n.name,
+            n.pool,
+            n.base_url,
+            n.price_class,
+            n.state,
+            p.models,
+            p.max_num_seqs,
+            p.scheduling_policy,
+        )
+        .join(p, p.name == n.pool)
+        .where(n.state.in_(("active", "draining")))
+    )
+    nodes: list[NodeTarget] = []
+    for row in rows:
+        try:
+            nodes.append(
+                NodeTarget(
+                    name=row.name,
+                    pool=row.pool,
+                    base_url=row.base_url,
+                    models=tuple(row.models),
+                    price_class=row.price_class,
+                    draining=row.state == "draining",
+                    max_num_seqs=row.max_num_seqs,
+                    honours_priority=row.scheduling_policy == "priority",
+                )
+            )
+        except ValidationError as exc:
+            log.warning("node left out of assignments", extra={"node": row.name, "reason": str(exc)})
+    return nodes
+
+
+def _credentials(session: Session) -> list[Credential]:
+    k = TenantKeyRow
+    keys: list[Credential] = []
+    for row in session.execute(select(k.id, k.sha256, k.tenant).where(k.revoked_at.is_(None))):
+        try:
+            keys.append(Credential(key_id=row.id, sha256=row.sha256, tenant=row.tenant))
+        except ValidationError as exc:
+            log.warning("tenant key left out of assignments", extra={"key_id": row.id, "reason": str(exc)})
+    return keys
