@@ -7,7 +7,7 @@ its batch: sequences that decode together are booked together. Prevents: forecas
 on an engine model other than the one the estimators are tested against.
 
 Simplifications: a sequence is admitted when its whole prompt's blocks fit; a cached prefix saves prefill
-time but not blocks; gauges follow arrivals at once instead of at the next step.
+time but not blocks.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Engine:
         self._step_end_s: float | None = None
         self._chunks: list[tuple[Sequence, int]] = []
         self._order = 0
+        self._seen_order = 0
+        self._unseen = 0  # arrived while a step runs; the scheduler meets them at the next one
         self._events: list[EngineEvent] = []
 
     # -- what a caller does -------------------------------------------------------------------------
@@ -76,6 +78,7 @@ class Engine:
         sequence = Sequence(request, now_s, self._order)
         self._sequences[request.request_id] = sequence
         self._enqueue(sequence)
+        self._unseen += 1
         self._start_if_idle(now_s)
 
     def abort(self, request_id: str, now_s: float) -> bool:
@@ -86,6 +89,7 @@ class Engine:
             return False
         if sequence.state is State.WAITING:
             self._waiting_count -= 1
+            self._unseen -= sequence.order > self._seen_order
         else:
             self._leave(sequence)
         sequence.state = State.DONE
@@ -123,7 +127,8 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return self._waiting_count
+        """Queued at the last step, preempted ones included; as in vLLM, later arrivals are not yet."""
+        return self._waiting_count - self._unseen
 
     @property
     def decoding(self) -> int:
@@ -155,7 +160,7 @@ class Engine:
             waiting=self.waiting,
             waiting_capacity=self.waiting,
             kv_used_ratio=self.kv_used_ratio,
-            kv_capacity_tokens=p.kv_capacity_tokens,
+            kv_capacity_tokens=p.num_gpu_blocks * p.block_size,  # what vLLM states: null block included
             finished=dict(t.finished),
             prompt_tokens=t.prompt_tokens,
             prompt_tokens_computed=t.prompt_tokens - t.prompt_tokens_cached,
@@ -183,6 +188,7 @@ class Engine:
     def _begin(self, at_s: float) -> None:
         """Schedule a step that starts at `at_s`, or go idle."""
         self._step_end_s = None
+        self._unseen, self._seen_order = 0, self._order
         if not self._running and not self._waiting_count:
             return
         self._started += 1

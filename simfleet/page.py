@@ -224,7 +224,9 @@ class MetricsPage:
                 "external_kv_transfer": 0,
             },
         )
-        cached = dict.fromkeys(("device", "host", "p2p", "disk", "external_unspecified"), 0)
+        cached: dict[str, float] = dict.fromkeys(
+            ("device", "host", "p2p", "disk", "external_unspecified"), 0
+        )
         cached["device"] = t.prefix_cache_hits
         rows["vllm:prompt_tokens_cached_by_source_total"] = by("source", cached)
         rows["vllm:request_success_total"] = by(

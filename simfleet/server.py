@@ -46,11 +46,18 @@ class NodeServer:
         self.port: int = self._held.getsockname()[1]
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
+        self.lifecycle = asyncio.Lock()  # one kill or restart at a time, in the order they were given
 
     @property
     def base_url(self) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
+
+    def release_port(self) -> None:
+        """Give up a port that is held but not listening."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     async def listen(self) -> None:
         """Start answering on the port held."""
@@ -79,18 +86,15 @@ class NodeServer:
             for listener in self._server.servers:
                 listener.close()
             for connection in list(self._server.server_state.connections):
-                transport = connection.transport
-                if transport is not None:
-                    transport.abort()
+                connection.transport.abort()
             await asyncio.sleep(0)  # connections learn of their end before those who wait for tokens do
             self.node.kill()
             await self._task
             self._server = self._task = None
         if keep_port and self._held is None:
             self._held = await _bind_again(self._host, self.port)
-        elif not keep_port and self._held is not None:
-            self._held.close()
-            self._held = None
+        elif not keep_port:
+            self.release_port()
 
 
 class SimFleet:
@@ -128,18 +132,14 @@ class SimFleet:
             try:
                 server = NodeServer(node, app, host, base_port + number - 1 if base_port else 0)
             except OSError as exc:
-                self._release_ports()
+                for bound in self.servers.values():
+                    bound.release_port()
                 raise Unavailable(
                     f"port {base_port + number - 1} on {host} cannot be used: {exc.strerror}",
                     hint="Choose another --base-port, or 0 for free ports",
                     field="--base-port",
                 ) from exc
             self.servers[name] = server
-
-    def _release_ports(self) -> None:
-        for server in self.servers.values():
-            if server._held is not None:
-                server._held.close()
 
     def _orders_from(self, own_name: str) -> Callable[[str | None, Fault], Awaitable[None]]:
         async def order(name: str | None, fault: Fault) -> None:
@@ -215,14 +215,16 @@ class SimFleet:
 
     async def _kill(self, server: NodeServer) -> None:
         await asyncio.sleep(TICK_S)  # let the answer to the order out, should it come over this very port
-        await server.close(keep_port=True)
+        async with server.lifecycle:
+            await server.close(keep_port=True)
 
     async def _restart(self, server: NodeServer, closed_s: float) -> None:
-        if server.node.is_alive:
-            await self._kill(server)
-        await asyncio.sleep(closed_s)
-        server.node.restart()
-        await server.listen()
+        await asyncio.sleep(TICK_S)
+        async with server.lifecycle:
+            await server.close(keep_port=True)
+            await asyncio.sleep(closed_s)
+            server.node.restart()
+            await server.listen()
 
 
 def _bind(host: str, port: int) -> socket.socket:
