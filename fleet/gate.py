@@ -21,6 +21,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+from fleet.accounts import Account, Accounts
+from fleet.backlog import Backlog
+from fleet.budget import NodeBudget
+from fleet.lengths import OutputLengths
 from fleet.messages import Assignment
 from fleet.offers import (
     Decision,
@@ -31,36 +35,20 @@ from fleet.offers import (
     Lease,
     Limit,
     NodeState,
-    NodeUse,
     Queued,
     Refused,
     Request,
     Started,
-    TenantUse,
     Ticket,
-    TierQueue,
 )
-from fleet.outcomes import TIERS, Outcome
+from fleet.outcomes import TIERS, Outcome, Tier
+from fleet.placement import Outlook, Placement, size_class_of
+from fleet.policy import OverBudget, Policy, TierPolicy
+from fleet.refusals import Refusals
+from fleet.tally import Tally
 
-__all__ = [
-    "Decision",
-    "Dispatch",
-    "Event",
-    "Evicted",
-    "Gate",
-    "GateSnapshot",
-    "Lease",
-    "Limit",
-    "NodeState",
-    "NodeUse",
-    "Queued",
-    "Refused",
-    "Request",
-    "Started",
-    "TenantUse",
-    "Ticket",
-    "TierQueue",
-]
+#: Tokens per second; pure shortest-job-first still breaks ties by arrival.
+_SLOWEST_AGING = 1e-3
 
 
 class Gate:
@@ -79,14 +67,26 @@ class Gate:
         `max_queued_requests` bounds all tiers together; when it is reached an interactive request
         displaces the newest queued request of the lowest tier. None: only the tiers' own bounds.
         """
-        self._rng = rng
-        self._prior_output_tokens = prior_output_tokens
         self._max_queued_requests = max_queued_requests
+        self._policy: Policy | None = None
+        self._tiers: dict[Tier, TierPolicy] = {}
+        self._is_draining = False
+        self._placement = Placement()
+        self._accounts = Accounts()
+        self._backlog = Backlog(self._placement)
+        self._lengths = OutputLengths(prior_output_tokens)
+        self._refusals = Refusals(rng)
+        self._tally = Tally()
+        self._leases: dict[int, Lease] = {}
+        self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
+        self._next_id = 0
+        self._is_due = False
+        self._now_s = 0.0
 
     @property
     def is_ready(self) -> bool:
-        """Say whether an assignment is in force and at least one node takes work."""
-        return False
+        """Say whether an assignment is in force and a node was open when last heard of."""
+        return self._policy is not None and any(book.closed_because is None for book in self._placement)
 
     def apply(self, assignment: Assignment, now_s: float) -> None:
         """Put an assignment in force. Whether it is newer is the caller's question.
@@ -94,21 +94,228 @@ class Gate:
         Changes no bucket level (but for clamping to a smaller burst), no lease and no place in the
         queue: a push mints no capacity. Nodes that vanish keep their leases until released.
         """
+        policy = assignment.policy
+        self._policy = policy
+        self._tiers = {tier: policy.tiers[tier] for tier in TIERS}
+        self._refusals.bounds = policy.retry_after
+        self._accounts.apply(assignment, now_s)
+        self._placement.apply(assignment)
+        self._backlog.apply(policy)
+        self._touch(now_s)
 
     def observe(self, states: Iterable[NodeState], now_s: float) -> None:
         """Take in what nodes said. Nodes that are not in the assignment are ignored."""
+        self._placement.observe(states)
+        self._touch(now_s)
+
+    def _touch(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._is_due = self._backlog.queue.requests > 0
 
     def offer(self, request: Request, now_s: float) -> Decision:
         """Decide on a request. A refused one uses up nothing."""
-        return Refused(Outcome.NO_NODES, "no assignment yet", 1, 1000)
+        self._now_s = now_s
+        standing = self._standing(request)
+        if isinstance(standing, Refused):
+            return standing
+        policy, account, tier = standing
+        ticket = self._ticket(request, policy, account, tier, now_s)
+        exceeded = account.exceeded(ticket.tokens, now_s)
+        if exceeded is not None:
+            hopeless = self._hopeless(ticket, now_s)
+            if hopeless is not None and hopeless.outcome is Outcome.REJECTED_TOO_LARGE:
+                return hopeless
+            return self._refusals.refuse_quota(account.name, *exceeded)
+        if not self._is_due and not self._backlog.queue.is_waiting(request.model):
+            book = self._backlog.place(ticket, now_s)
+            if book is not None:
+                account.accept(ticket.tokens)
+                self._backlog.start_directly(ticket, book, now_s)
+                return Dispatch(book.name, self._open_lease(ticket, book, now_s))
+        return self._hopeless(ticket, now_s) or self._enqueue(ticket, account, now_s)
+
+    def _standing(self, request: Request) -> Refused | tuple[Policy, Account, Tier]:
+        """Return whose quota and which tier a request counts in, or why it may not enter at all."""
+        refuse = self._refusals.refuse
+        if self._is_draining:
+            return refuse(Outcome.DRAINING, "this gateway is shutting down")
+        policy = self._policy
+        if policy is None:
+            return refuse(Outcome.NO_NODES, "this gateway holds no assignment yet")
+        account = self._accounts.find(request.tenant)
+        if account is None:
+            return refuse(Outcome.REJECTED_TIER, f"tenant {request.tenant} is not in the policy")
+        tier = account.policy.tier if request.tier is None else request.tier
+        if tier not in account.policy.allowed_tiers:
+            allowed = ", ".join(account.policy.allowed_tiers)
+            reason = f"tenant {account.name} may use {allowed}, not {tier}"
+            return refuse(Outcome.REJECTED_TIER, reason)
+        if account.share.over_budget and account.policy.over_budget is not OverBudget.WARN:
+            if account.policy.over_budget is OverBudget.REFUSE:
+                reason = f"tenant {account.name} has spent its monthly budget"
+                base_s = float(policy.retry_after.cap_s)
+                return refuse(Outcome.REJECTED_QUOTA_BUDGET, reason, base_s=base_s)
+            tier = Tier.BEST_EFFORT
+        return policy, account, tier
+
+    def _ticket(
+        self, request: Request, policy: Policy, account: Account, tier: Tier, now_s: float
+    ) -> Ticket:
+        admission = policy.admission
+        output_tokens = self._lengths.reservation(
+            request.model, request.endpoint, request.max_tokens, admission.output_reservation_quantile
+        )
+        tokens = request.prompt_tokens + output_tokens
+        size_class = size_class_of(tokens, admission.size_classes) if admission.size_classes else None
+        key = now_s  # "as if it had come later by the time that aging takes to make up for its size"
+        if admission.order == "sjf_aging":
+            key += tokens / max(admission.aging_rate, _SLOWEST_AGING)
+        self._next_id += 1
+        return Ticket(
+            ticket_id=self._next_id,
+            request=request,
+            account=account.name,
+            weight=account.policy.weight,
+            tier=tier,
+            size_class=None if size_class is None else size_class.name,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=output_tokens,
+            arrived_at_s=now_s,
+            deadline_s=now_s + self._tiers[tier].queue_timeout_s,
+            key=key,
+        )
+
+    def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:
+        """Return a refusal when no node can serve the request, however long it waits."""
+        need = self._backlog.need(ticket)
+        outlook = self._placement.outlook(need, now_s)
+        if outlook is Outlook.LATER:
+            return None
+        model = ticket.request.model
+        if outlook is Outlook.NO_NODES:
+            reason = f"no node takes {ticket.tier} requests for {model} now"
+            return self._refusals.refuse(Outcome.NO_NODES, reason)
+        largest = self._placement.largest_tokens(need)
+        reason = (
+            f"the request needs {ticket.tokens} tokens ({ticket.prompt_tokens} prompt, "
+            f"{ticket.output_tokens} output); the largest node budget for {model} is {largest}"
+        )
+        limit = Limit("node_tokens", largest, 0, ticket.tokens)
+        return self._refusals.refuse(Outcome.REJECTED_TOO_LARGE, reason, limit=limit)
+
+    def _enqueue(self, ticket: Ticket, account: Account, now_s: float) -> Decision:
+        refused = self._no_place(ticket, now_s)
+        if refused is not None:
+            return refused
+        account.accept(ticket.tokens)
+        backlog = self._backlog
+        backlog.join(ticket, now_s)
+        if not self._is_due and backlog.queue.is_head(ticket):
+            # Those before it do not fit anywhere now, or they would have started.
+            book = backlog.place(ticket, now_s)
+            if book is not None:
+                backlog.start(ticket, book, in_turn=False, now_s=now_s)
+                return Dispatch(book.name, self._open_lease(ticket, book, now_s))
+        account.queued += 1
+        return Queued(ticket)
+
+    def _no_place(self, ticket: Ticket, now_s: float) -> Refused | None:
+        """Return a refusal when the queue is full or too slow for the request's tier."""
+        tier_policy = self._tiers[ticket.tier]
+        queued = self._backlog.queue.length(ticket.tier)
+        if queued >= tier_policy.max_queued_requests:
+            return self._queue_full(ticket, tier_policy.max_queued_requests, queued, now_s)
+        wait_s = self._backlog.expected_wait_s(ticket, now_s)
+        if wait_s is not None and wait_s > tier_policy.queue_timeout_s:
+            reason = (
+                f"it would wait about {wait_s:.1f} s; {ticket.tier} requests wait at most "
+                f"{tier_policy.queue_timeout_s:g} s"
+            )
+            base_s = self._clearing_s(ticket, now_s)
+            return self._refusals.refuse(Outcome.REJECTED_TOO_LATE, reason, base_s=base_s)
+        total, bound = self._backlog.queue.requests, self._max_queued_requests
+        if bound is not None and total >= bound and not self._displace_for(ticket, now_s):
+            return self._queue_full(ticket, bound, total, now_s)
+        return None
+
+    def _queue_full(self, ticket: Ticket, bound: int, queued: int, now_s: float) -> Refused:
+        reason = f"{queued} requests wait where at most {bound} may ({ticket.tier})"
+        limit = Limit("queued_requests", bound, queued, 1)
+        base_s = self._clearing_s(ticket, now_s)
+        return self._refusals.refuse(Outcome.REJECTED_QUEUE_FULL, reason, base_s=base_s, limit=limit)
+
+    def _clearing_s(self, ticket: Ticket, now_s: float) -> float:
+        """Return when the queue will have drained; its timeout where the drain rate is not known."""
+        clearing_s = self._backlog.clearing_s(ticket, now_s)
+        return self._tiers[ticket.tier].queue_timeout_s if clearing_s is None else clearing_s
+
+    def _displace_for(self, ticket: Ticket, now_s: float) -> bool:
+        if ticket.tier is not Tier.INTERACTIVE:
+            return False
+        for tier in (Tier.BEST_EFFORT, Tier.BATCH):
+            victim = self._backlog.queue.newest(tier)
+            if victim is not None:
+                self._leave(victim, now_s)
+                reason = "an interactive request took its place in a full queue"
+                base_s = self._clearing_s(victim, now_s)
+                evicted = self._refusals.evict(victim, Outcome.EVICTED_DISPLACED, reason, base_s)
+                self._events.append(evicted)
+                return True
+        return False
+
+    def _leave(self, ticket: Ticket, now_s: float) -> None:
+        """Take a waiting request out and give back all it held."""
+        self._backlog.leave(ticket, now_s)
+        account = self._accounts.by_name(ticket.account)
+        account.queued -= 1
+        account.end(ticket.tokens, ticket.tokens, 0)
+
+    def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
+        lease = Lease(
+            lease_id=ticket.ticket_id,
+            request=ticket.request,
+            account=ticket.account,
+            tier=ticket.tier,
+            node=book.name,
+            size_class=ticket.size_class,
+            prompt_tokens=ticket.prompt_tokens,
+            output_tokens=ticket.output_tokens,
+            charged_tokens=ticket.tokens,
+            queued_s=now_s - ticket.arrived_at_s,
+            opened_at_s=now_s,
+        )
+        book.book(lease.tokens, lease.size_class)
+        self._leases[lease.lease_id] = lease
+        self._tally.open(lease)
+        return lease
 
     def poll(self, now_s: float) -> list[Event]:
         """Evict what has waited too long, start what fits now, and return both in order."""
-        return []
+        self._now_s = now_s
+        events, self._events = self._events, []
+        for ticket in self._backlog.queue.expired(now_s):
+            events.append(self._evict_late(ticket, now_s))
+        if self._is_due or events:
+            for ticket, book in self._backlog.starts(now_s):
+                self._accounts.by_name(ticket.account).queued -= 1
+                events.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
+            self._is_due = False
+        return events
+
+    def _evict_late(self, ticket: Ticket, now_s: float) -> Evicted:
+        self._leave(ticket, now_s)
+        hopeless = self._hopeless(ticket, now_s)
+        if hopeless is not None and hopeless.outcome is Outcome.NO_NODES:
+            return self._refusals.evict(ticket, Outcome.NO_NODES, hopeless.reason, None)
+        reason = f"waited {now_s - ticket.arrived_at_s:.1f} s as {ticket.tier} without starting"
+        base_s = self._clearing_s(ticket, now_s)
+        return self._refusals.evict(ticket, Outcome.EVICTED_WAIT, reason, base_s)
 
     def next_deadline_s(self) -> float | None:
         """Return when `poll` is due at the latest; None while nothing waits."""
-        return None
+        if self._is_due or self._events:
+            return self._now_s
+        return self._backlog.queue.next_deadline_s()
 
     def cancel(self, ticket: Ticket, now_s: float) -> bool:
         """Take a queued request out: its client left. False when it is no longer queued.
@@ -116,10 +323,25 @@ class Gate:
         When False the request was started or evicted by an earlier `poll`; a started one has a lease
         that must be released.
         """
-        return False
+        if not ticket.is_waiting:
+            return False
+        self._leave(ticket, now_s)
+        self._touch(now_s)
+        return True
 
     def extend(self, lease: Lease, output_tokens: int, now_s: float) -> None:
-        """Raise a lease's booked output to what has been streamed, when that is more."""
+        """Raise a lease's booked output to what has been streamed, when that is more.
+
+        May exceed the node's budget: the tokens are there already. What is over is admitted against.
+        """
+        more = output_tokens - lease.output_tokens
+        if not lease.is_open or more <= 0:
+            return
+        lease.output_tokens = output_tokens
+        self._placement.book(lease.node).grow(more, lease.size_class)
+        self._accounts.by_name(lease.account).tokens += more
+        self._tally.grow(lease, more)
+        self._now_s = now_s
 
     def release(
         self,
@@ -135,23 +357,39 @@ class Gate:
         `prompt_tokens`, `output_tokens`: used, as counted by the engine; None: the engine did not say,
         then what was booked is charged. Pass 0 when the engine never saw the request.
         """
-        return False
+        if not lease.is_open:
+            return False
+        lease.is_open = False
+        del self._leases[lease.lease_id]
+        book = self._placement.book(lease.node)
+        book.free(lease.tokens, lease.size_class)
+        self._placement.forget_if_empty(book)
+        used_prompt = lease.prompt_tokens if prompt_tokens is None else prompt_tokens
+        used_output = lease.output_tokens if output_tokens is None else output_tokens
+        account = self._accounts.by_name(lease.account)
+        account.end(lease.tokens, lease.charged_tokens, used_prompt + used_output)
+        if outcome is Outcome.COMPLETED and output_tokens is not None:
+            self._lengths.add(lease.request.model, lease.request.endpoint, output_tokens)
+        self._tally.close(lease)
+        self._touch(now_s)
+        return True
 
     def drain(self) -> None:
         """Refuse every new request as DRAINING from now on; what waits or runs goes on."""
+        self._is_draining = True
 
     def snapshot(self, now_s: float) -> GateSnapshot:
         """Return what is held and what waits. O(tenants + nodes): for status and metrics."""
-        empty = dict.fromkeys(TIERS, 0)
+        oldest = next(iter(self._leases.values()), None)
         return GateSnapshot(
-            is_ready=False,
-            in_flight_requests=0,
-            in_flight_tokens=0,
-            in_flight_tokens_by_tier=empty,
-            queues={tier: TierQueue(0, 0, 0.0) for tier in TIERS},
-            dispatched_tokens_by_tier=empty,
-            longest_wait_s_by_tier=dict.fromkeys(TIERS, 0.0),
-            tenants={},
-            nodes={},
-            oldest_lease_age_s=0.0,
+            is_ready=self._policy is not None and self._placement.any_open(now_s),
+            in_flight_requests=len(self._leases),
+            in_flight_tokens=sum(self._tally.in_flight_tokens.values()),
+            in_flight_tokens_by_tier=dict(self._tally.in_flight_tokens),
+            queues={tier: self._backlog.queue.state(tier, now_s) for tier in TIERS},
+            dispatched_tokens_by_tier=dict(self._tally.dispatched_tokens),
+            longest_wait_s_by_tier=dict(self._tally.longest_wait_s),
+            tenants={account.name: account.use(now_s) for account in self._accounts},
+            nodes={book.name: book.use(now_s) for book in self._placement},
+            oldest_lease_age_s=0.0 if oldest is None else now_s - oldest.opened_at_s,
         )

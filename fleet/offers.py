@@ -71,6 +71,7 @@ class Ticket:
     ticket_id: int
     request: Request
     account: str
+    weight: int  # its tenant's, when it came
     tier: Tier
     size_class: str | None
     prompt_tokens: int
@@ -79,6 +80,8 @@ class Ticket:
     deadline_s: float  # evicted when it has not started by then
     key: float  # order inside its flow; smaller starts first
     is_waiting: bool = True
+    is_parked: bool = False  # it was next and did not fit; others may pass it, within bounds
+    passed_tokens: int = 0  # started past it, since it was parked, on nodes that serve its model
 
     @property
     def tokens(self) -> int:

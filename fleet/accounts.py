@@ -1,0 +1,114 @@
+"""What each tenant holds at this gateway, against this gateway's part of its quota.
+
+Tokens are counts, times monotonic seconds. A tenant's tokens and requests count from acceptance (queued
+or running) to the end. Prevents: a refused request burning quota, a quota cut killing what runs, and a
+tenant that is removed and added again finding its burst refilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleet.bucket import RateBucket
+from fleet.messages import Assignment, TenantShare
+from fleet.offers import Limit, TenantUse
+from fleet.outcomes import Outcome
+from fleet.policy import TenantPolicy
+
+
+class Account:
+    """One tenant's limits and holdings."""
+
+    __slots__ = ("bucket", "name", "policy", "queued", "requests", "share", "tokens")
+
+    def __init__(self, name: str, policy: TenantPolicy, share: TenantShare, now_s: float) -> None:
+        self.name = name
+        self.policy = policy
+        self.share = share
+        self.bucket = RateBucket(share.tokens_per_minute, share.burst_tokens, now_s)
+        self.requests = 0
+        self.queued = 0
+        self.tokens = 0
+
+    def exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
+        """Return the limit a request of `tokens` would break, or None. Changes nothing."""
+        share = self.share
+        if self.requests >= share.max_concurrent_requests:
+            limit = Limit("concurrent_requests", share.max_concurrent_requests, self.requests, 1)
+            return Outcome.REJECTED_QUOTA_REQUESTS, limit
+        if self.tokens + tokens > share.max_in_flight_tokens:
+            limit = Limit("in_flight_tokens", share.max_in_flight_tokens, self.tokens, tokens)
+            return Outcome.REJECTED_QUOTA_TOKENS, limit
+        if not self.bucket.admits(tokens, now_s):
+            used = share.burst_tokens - self.bucket.left_tokens(now_s)
+            wait_s = self.bucket.wait_s(tokens, now_s)
+            limit = Limit("tokens_per_minute", share.tokens_per_minute, used, tokens, wait_s)
+            return Outcome.REJECTED_QUOTA_RATE, limit
+        return None
+
+    def accept(self, tokens: int) -> None:
+        """Hold and charge an accepted request."""
+        self.requests += 1
+        self.tokens += tokens
+        self.bucket.charge(tokens)
+
+    def end(self, held_tokens: int, charged_tokens: int, used_tokens: int) -> None:
+        """Return what was held; settle the rate on what was used (refund or further charge)."""
+        self.requests -= 1
+        self.tokens -= held_tokens
+        if used_tokens < charged_tokens:
+            self.bucket.refund(charged_tokens - used_tokens)
+        elif used_tokens > charged_tokens:
+            self.bucket.charge(used_tokens - charged_tokens)
+
+    def use(self, now_s: float) -> TenantUse:
+        """Return what is held, for status."""
+        over_by = max(0, self.tokens - self.share.max_in_flight_tokens)
+        left = self.bucket.left_tokens(now_s)
+        return TenantUse(self.requests, self.tokens, self.queued, left, over_by)
+
+
+class Accounts:
+    """All tenants. Removed ones are kept until they hold nothing and their bucket is full."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._removed: dict[str, Account] = {}
+        self._default: str | None = None
+
+    def __iter__(self) -> Iterator[Account]:
+        yield from self._accounts.values()
+        yield from (account for account in self._removed.values() if account.requests)
+
+    def find(self, tenant: str) -> Account | None:
+        """Return the account a tenant's requests count against; None: it must be refused."""
+        found = self._accounts.get(tenant)
+        if found is None and self._default is not None:
+            return self._accounts[self._default]
+        return found
+
+    def by_name(self, name: str) -> Account:
+        """Return an account that holds something, whether or not it was removed since."""
+        found = self._accounts.get(name)
+        return self._removed[name] if found is None else found
+
+    def apply(self, assignment: Assignment, now_s: float) -> None:
+        """Take in quotas. Levels and holdings carry over; a new tenant starts with a full bucket."""
+        self._default = assignment.policy.default_tenant
+        before = {**self._removed, **self._accounts}
+        self._accounts = {}
+        for name, policy in assignment.policy.tenants.items():
+            share = assignment.shares[name]
+            account = before.pop(name, None)
+            if account is None:
+                account = Account(name, policy, share, now_s)
+            else:
+                account.policy = policy
+                account.share = share
+                account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
+            self._accounts[name] = account
+        self._removed = {
+            name: account
+            for name, account in before.items()
+            if account.requests or not account.bucket.is_full(now_s)
+        }

@@ -1,0 +1,79 @@
+"""A tenant's token rate with burst, in exact integers.
+
+Rates are tokens per minute, levels are tokens, times monotonic seconds. Inside, a token is 60e9 units,
+so that one nanosecond at one token per minute is one unit and nothing is ever rounded: a million refunds
+leave no drift. Prevents: a late refund that mints tokens, a quota of 0 that means "default", and a
+request that can never pass because one gateway's part of the burst is smaller than it.
+"""
+
+from __future__ import annotations
+
+_UNITS_PER_TOKEN = 60_000_000_000
+_NS_PER_S = 1_000_000_000
+
+
+class RateBucket:
+    """A token bucket: at most `burst_tokens` at once, `tokens_per_minute` in the long run.
+
+    In any t seconds at most burst + rate * t tokens are admitted. One exception keeps small parts of a
+    quota usable: a request larger than the whole burst passes when the bucket is full and leaves it in
+    debt, so the excess is paid before anything else passes. A rate of 0 admits nothing.
+    """
+
+    __slots__ = ("_at_ns", "_level", "burst_tokens", "tokens_per_minute")
+
+    def __init__(self, tokens_per_minute: int, burst_tokens: int, now_s: float) -> None:
+        self.tokens_per_minute = tokens_per_minute
+        self.burst_tokens = burst_tokens
+        self._level = burst_tokens * _UNITS_PER_TOKEN
+        self._at_ns = int(now_s * _NS_PER_S)
+
+    def _refill(self, now_s: float) -> None:
+        now_ns = int(now_s * _NS_PER_S)
+        elapsed_ns = now_ns - self._at_ns
+        if elapsed_ns > 0:
+            self._at_ns = now_ns
+            full = self.burst_tokens * _UNITS_PER_TOKEN
+            level = self._level + elapsed_ns * self.tokens_per_minute
+            self._level = level if level < full else full
+
+    def admits(self, tokens: int, now_s: float) -> bool:
+        """Say whether `tokens` may be charged now. Changes nothing but the clock."""
+        if self.tokens_per_minute == 0:
+            return False
+        self._refill(now_s)
+        wanted = tokens if tokens < self.burst_tokens else self.burst_tokens
+        return self._level >= wanted * _UNITS_PER_TOKEN
+
+    def wait_s(self, tokens: int, now_s: float) -> float | None:
+        """Return the seconds until `tokens` are admitted if nothing else is; None: never."""
+        if self.tokens_per_minute == 0:
+            return None
+        self._refill(now_s)
+        missing = min(tokens, self.burst_tokens) * _UNITS_PER_TOKEN - self._level
+        return max(0, missing) / self.tokens_per_minute / _NS_PER_S
+
+    def charge(self, tokens: int) -> None:
+        """Take tokens, into debt if need be."""
+        self._level -= tokens * _UNITS_PER_TOKEN
+
+    def refund(self, tokens: int) -> None:
+        """Give tokens back; what does not fit under the burst is lost."""
+        self._level = min(self._level + tokens * _UNITS_PER_TOKEN, self.burst_tokens * _UNITS_PER_TOKEN)
+
+    def left_tokens(self, now_s: float) -> int:
+        """Return whole tokens in the bucket, rounded down; negative when in debt."""
+        self._refill(now_s)
+        return self._level // _UNITS_PER_TOKEN
+
+    def is_full(self, now_s: float) -> bool:
+        """Say whether the bucket holds its whole burst."""
+        self._refill(now_s)
+        return self._level >= self.burst_tokens * _UNITS_PER_TOKEN
+
+    def change(self, tokens_per_minute: int, burst_tokens: int, now_s: float) -> None:
+        """Set new limits. Time up to now counts at the old rate; the level never rises by it."""
+        self._refill(now_s)
+        self.tokens_per_minute = tokens_per_minute
+        self.burst_tokens = burst_tokens
+        self._level = min(self._level, burst_tokens * _UNITS_PER_TOKEN)

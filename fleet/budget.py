@@ -1,0 +1,187 @@
+"""What one gateway holds on one node, and how much more that node takes.
+
+Tokens are KV tokens (prompt + reserved output), times monotonic seconds. A node's budget is
+capacity * kv_target_ratio * this gateway's share, further bounded by what the node said at its last poll
+and by what was sent since. Prevents: 200 arrivals between two polls landing on one node, and a node whose
+state is unknown being taken for an empty one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.messages import NodeTarget
+from fleet.offers import NodeState, NodeUse
+
+#: A node not heard of for longer takes no new work.
+STALE_AFTER_S = 5.0
+_NO_BOUND = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How much of each node is ours."""
+
+    kv_target_ratio: float
+    kv_share_ratio: float
+
+
+class NodeBudget:
+    """One node's book: own reservations against budget and live state."""
+
+    __slots__ = (
+        "_own_requests_seen",
+        "_own_tokens_seen",
+        "_waiting_before",
+        "budget_tokens",
+        "closed_because",
+        "held_by_class",
+        "limit_requests",
+        "limit_tokens",
+        "name",
+        "others_requests",
+        "per_token",
+        "requests",
+        "seed",
+        "seen_at_s",
+        "shares",
+        "state",
+        "target",
+        "tokens",
+    )
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name = name
+        self.seed = seed
+        self.target: NodeTarget | None = None
+        self.shares = Shares(1.0, 1.0)
+        self.state: NodeState | None = None
+        self.seen_at_s = float("-inf")
+        self._waiting_before: int | None = None
+        self._own_tokens_seen = 0
+        self._own_requests_seen = 0
+        self.requests = 0
+        self.tokens = 0
+        self.held_by_class: dict[str, int] = {}
+        self.others_requests = 0
+        self.budget_tokens: int | None = None
+        self.per_token = 0.0
+        self.limit_tokens = 0
+        self.limit_requests = 0
+        self.closed_because: str | None = "not seen yet"
+
+    def assign(self, target: NodeTarget | None, shares: Shares) -> None:
+        """Take in what the assignment says; None: the node is no longer ours. Leases stay."""
+        self.target = target
+        self.shares = shares
+        self._refresh()
+
+    def observe(self, state: NodeState) -> None:
+        """Take in what the node said. States older than the last one are ignored."""
+        if state.seen_at_s <= self.seen_at_s:
+            return
+        self._waiting_before = self.state.waiting if self.state is not None else state.waiting
+        self.state = state
+        self.seen_at_s = state.seen_at_s
+        self._own_tokens_seen = self.tokens
+        self._own_requests_seen = self.requests
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Work out budget and limits from assignment and state."""
+        target, state = self.target, self.state
+        capacity = target.kv_capacity_tokens if target is not None else None
+        is_declared = capacity is not None
+        if capacity is None and state is not None:
+            capacity = state.kv_capacity_tokens
+        self.budget_tokens = self._budget_of(capacity)
+        self.per_token = 1.0 / self.budget_tokens if self.budget_tokens else 0.0
+        self.closed_because = self._reason_closed(is_declared)
+        if self.closed_because is not None or state is None or capacity is None:
+            self.limit_tokens = self.limit_requests = 0
+            return
+        measured = int((state.kv_used_ratio or 0.0) * capacity)  # None only where capacity is declared
+        others_tokens = max(0, measured - self._own_tokens_seen)
+        live_limit = int(capacity * self.shares.kv_target_ratio) - others_tokens
+        self.limit_tokens = min(self.budget_tokens or 0, live_limit)
+        self._refresh_requests(state)
+
+    def _budget_of(self, capacity: int | None) -> int | None:
+        if capacity is None:
+            return None
+        return int(capacity * self.shares.kv_target_ratio * self.shares.kv_share_ratio)
+
+    def _refresh_requests(self, state: NodeState) -> None:
+        in_engine = (state.running or 0) + (state.waiting or 0)
+        self.others_requests = max(0, in_engine - self._own_requests_seen)
+        limit = _NO_BOUND
+        max_num_seqs = self.target.max_num_seqs if self.target is not None else None
+        if max_num_seqs is not None:
+            limit = max(1, int(max_num_seqs * self.shares.kv_share_ratio))
+            limit = min(limit, max_num_seqs - self.others_requests)
+        # As in CoDel, the smaller of two readings is the queue that stands; the rest is in passing.
+        standing = min(state.waiting or 0, self._waiting_before or 0)
+        if standing > 0:
+            limit = min(limit, self._own_requests_seen - standing)
+        self.limit_requests = max(0, limit)
+
+    def _reason_closed(self, is_declared: bool) -> str | None:
+        if self.target is None:
+            return "not in the assignment"
+        if self.target.draining:
+            return "draining"
+        if self.state is None:
+            return "not seen yet"
+        if not self.state.healthy:
+            return "unhealthy"
+        if self.budget_tokens is None:
+            return "KV capacity is not known"
+        if self.state.kv_used_ratio is None and not is_declared:
+            return "KV use is not known"
+        return None
+
+    def is_open(self, now_s: float) -> bool:
+        """Say whether the node takes work at all: known, healthy, seen within `STALE_AFTER_S`."""
+        return self.closed_because is None and now_s - self.seen_at_s <= STALE_AFTER_S
+
+    def has_room(self, tokens: int, size_class: str | None, class_ratio: float) -> bool:
+        """Say whether `tokens` more fit now. Does not ask whether the node is open."""
+        if self.tokens + tokens > self.limit_tokens or self.requests >= self.limit_requests:
+            return False
+        return size_class is None or self._class_has_room(tokens, size_class, class_ratio)
+
+    def _class_has_room(self, tokens: int, size_class: str, class_ratio: float) -> bool:
+        return self.held_by_class.get(size_class, 0) + tokens <= self.largest(class_ratio)
+
+    def largest(self, class_ratio: float) -> int:
+        """Return the largest request this node could ever hold for us, in tokens; 0 if not known."""
+        return int((self.budget_tokens or 0) * class_ratio)
+
+    def book(self, tokens: int, size_class: str | None) -> None:
+        """Hold tokens for one more request."""
+        self.requests += 1
+        self.grow(tokens, size_class)
+
+    def grow(self, tokens: int, size_class: str | None) -> None:
+        """Hold more tokens for a request already held: it answers longer than reserved."""
+        self.tokens += tokens
+        if size_class is not None:
+            self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
+
+    def free(self, tokens: int, size_class: str | None) -> None:
+        """Return one request's tokens, exactly as booked."""
+        self.requests -= 1
+        self.tokens -= tokens
+        if size_class is not None:
+            left = self.held_by_class[size_class] - tokens
+            if left:
+                self.held_by_class[size_class] = left
+            else:
+                del self.held_by_class[size_class]
+
+    def use(self, now_s: float) -> NodeUse:
+        """Return what is held and why the node is closed, if it is."""
+        closed_because = self.closed_because
+        if closed_because is None and not self.is_open(now_s):
+            closed_because = f"not seen for {now_s - self.seen_at_s:.1f} s"
+        return NodeUse(self.requests, self.tokens, self.budget_tokens, closed_because)

@@ -1,0 +1,319 @@
+"""Who is next: tiers by weight, tenants by weight inside a tier, shortest job first inside a tenant.
+
+Shares are in tokens. Both levels are start-time fair queues: what is backlogged is served in proportion
+to its weight, what is idle earns nothing, and whatever fits may run when nobody before it can (work
+conserving). Prevents: strict priority starving a tier, and a tenant returning from idleness with credit.
+
+Bounds. While a tier of weight w (of 100) has a request of k tokens that fits, the other tiers start at
+most k * (100 - w) / w tokens, plus one largest request each, before it. A head that does not fit is
+passed by at most as many tokens as it needs itself, plus one request; then a node is kept free for it
+(the gate does that). Nothing waits beyond its tier's timeout.
+Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+
+from fleet.offers import Ticket, TierQueue
+from fleet.outcomes import TIERS, Tier
+
+#: How many tokens a flow that ran while others were blocked may owe them at least.
+_LARGEST_DEBT_TOKENS = 65_536
+
+#: (model, size class): the requests that compete for the same room.
+LaneKey = tuple[str, str | None]
+
+
+def lane_of(ticket: Ticket) -> LaneKey:
+    """Return the lane a request waits in."""
+    return ticket.request.model, ticket.size_class
+
+
+class FairTags:
+    """Virtual time of one level, and where each key's next start lies on it."""
+
+    __slots__ = ("_finish", "_largest_tokens", "_virtual")
+
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        self._finish: dict[str, float] = {}
+        self._largest_tokens = 0
+
+    def start(self, key: str) -> float:
+        """Return the start tag of `key`'s next request. Smallest goes first; idle time is no credit."""
+        finish = self._finish.get(key, 0.0)
+        return finish if finish > self._virtual else self._virtual
+
+    def charge(self, key: str, tokens: int, weight: int, *, in_turn: bool) -> None:
+        """Count a start. Virtual time moves only with starts in turn, so that the blocked keep theirs."""
+        start = self.start(key)
+        if in_turn:
+            self._virtual = start
+        self._largest_tokens = max(self._largest_tokens, tokens)
+        most_owed = max(_LARGEST_DEBT_TOKENS, 4 * self._largest_tokens)
+        self._finish[key] = min(start + tokens / weight, self._virtual + most_owed / weight)
+
+
+class _Flow:
+    """The queue of one tenant in one lane of one tier."""
+
+    __slots__ = ("account", "heap", "requests", "tokens", "tokens_by_bits", "weight")
+
+    def __init__(self, account: str, weight: int) -> None:
+        self.account = account
+        self.weight = weight
+        self.heap: list[tuple[float, int, Ticket]] = []
+        self.requests = 0
+        self.tokens = 0
+        self.tokens_by_bits: dict[int, int] = {}
+
+    def count(self, ticket: Ticket, sign: int) -> None:
+        """Count a ticket in (+1) or out (-1)."""
+        tokens = ticket.tokens
+        bits = tokens.bit_length()
+        self.requests += sign
+        self.tokens += sign * tokens
+        self.tokens_by_bits[bits] = self.tokens_by_bits.get(bits, 0) + sign * tokens
+
+    def head(self) -> Ticket | None:
+        """Return the next request, dropping those that left; None when empty."""
+        heap = self.heap
+        while heap:
+            ticket = heap[0][2]
+            if ticket.is_waiting:
+                return ticket
+            heapq.heappop(heap)
+        return None
+
+    def compact(self) -> None:
+        """Bound the memory of requests that left from the middle."""
+        if len(self.heap) > 2 * self.requests + 32:
+            self.heap = [entry for entry in self.heap if entry[2].is_waiting]
+            heapq.heapify(self.heap)
+
+
+class _Lane:
+    """One tier's flows for one model and size class, by start tag."""
+
+    __slots__ = ("_turn", "active_weight", "flows", "heap")
+
+    def __init__(self) -> None:
+        self.flows: dict[str, _Flow] = {}
+        self.heap: list[tuple[float, int, _Flow]] = []
+        self.active_weight = 0
+        self._turn = 0
+
+    def flow(self, account: str, weight: int, tags: FairTags) -> _Flow:
+        """Return the tenant's flow, joining the round if it was idle."""
+        flow = self.flows.get(account)
+        if flow is None:
+            flow = self.flows[account] = _Flow(account, weight)
+            self.active_weight += weight
+            self._turn += 1
+            heapq.heappush(self.heap, (tags.start(account), self._turn, flow))
+        return flow
+
+    def head(self, tags: FairTags) -> tuple[float, Ticket] | None:
+        """Return (start tag, request) of the flow that is next; None when the lane is empty."""
+        heap = self.heap
+        while heap:
+            tag, _, flow = heap[0]
+            ticket = flow.head()
+            if ticket is None:
+                heapq.heappop(heap)
+                del self.flows[flow.account]
+                self.active_weight -= flow.weight
+                continue
+            start = tags.start(flow.account)
+            if start > tag:
+                self._turn += 1
+                heapq.heapreplace(heap, (start, self._turn, flow))
+                continue
+            return tag, ticket
+        return None
+
+
+class _TierState:
+    """One tier's lanes and totals."""
+
+    __slots__ = ("by_age", "lanes", "requests", "tags", "tokens")
+
+    def __init__(self) -> None:
+        self.lanes: dict[LaneKey, _Lane] = {}
+        self.tags = FairTags()
+        self.by_age: deque[Ticket] = deque()
+        self.requests = 0
+        self.tokens = 0
+
+
+class FairQueue:
+    """All that waits at one gate."""
+
+    def __init__(self) -> None:
+        self._tiers = {tier: _TierState() for tier in TIERS}
+        self._tier_tags = FairTags()
+        self._weights: Mapping[Tier, int] = dict.fromkeys(TIERS, 1)
+        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._waiting_by_model: dict[tuple[str, Tier], tuple[int, int]] = {}
+        self.requests = 0
+
+    def set_weights(self, weights: Mapping[Tier, int]) -> None:
+        """Set the tiers' shares (> 0). What waits keeps its place inside its tier."""
+        self._weights = weights
+
+    def push(self, ticket: Ticket) -> None:
+        """Queue a request."""
+        state = self._tiers[ticket.tier]
+        lane_key = lane_of(ticket)
+        lane = state.lanes.get(lane_key)
+        if lane is None:
+            lane = state.lanes[lane_key] = _Lane()
+        flow = lane.flow(ticket.account, ticket.weight, state.tags)
+        heapq.heappush(flow.heap, (ticket.key, ticket.ticket_id, ticket))
+        flow.count(ticket, 1)
+        state.by_age.append(ticket)
+        heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.ticket_id, ticket))
+        self._count(ticket, 1)
+
+    def discard(self, ticket: Ticket) -> None:
+        """Take a waiting request out, wherever it stands."""
+        ticket.is_waiting = False
+        state = self._tiers[ticket.tier]
+        if not ticket.is_parked:
+            flow = state.lanes[lane_of(ticket)].flows[ticket.account]
+            flow.count(ticket, -1)
+            flow.compact()
+        self._count(ticket, -1)
+        if len(state.by_age) > 2 * state.requests + 64:
+            state.by_age = deque(one for one in state.by_age if one.is_waiting)
+        if len(self._deadlines) > 2 * self.requests + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].is_waiting]
+            heapq.heapify(self._deadlines)
+
+    def park(self, ticket: Ticket) -> None:
+        """Set the head of a lane aside, so that the lane's other tenants have their turn.
+
+        It still waits and counts, and its tenant is charged for it now.
+        """
+        flow = self._tiers[ticket.tier].lanes[lane_of(ticket)].flows[ticket.account]
+        heapq.heappop(flow.heap)
+        flow.count(ticket, -1)
+        ticket.is_parked = True
+        self.charge_tenant(ticket, in_turn=False)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        state = self._tiers[ticket.tier]
+        self.requests += sign
+        state.requests += sign
+        state.tokens += sign * ticket.tokens
+        key = (ticket.request.model, ticket.tier)
+        requests, tokens = self._waiting_by_model.get(key, (0, 0))
+        if requests + sign:
+            self._waiting_by_model[key] = (requests + sign, tokens + sign * ticket.tokens)
+        else:
+            del self._waiting_by_model[key]
+
+    def heads(self, tier: Tier) -> list[Ticket]:
+        """Return the next request of each lane of a tier, the one whose turn it is first."""
+        state = self._tiers[tier]
+        if not state.requests:
+            return []
+        found: list[tuple[float, int, Ticket]] = []
+        for lane_key, lane in list(state.lanes.items()):
+            head = lane.head(state.tags)
+            if head is None:
+                del state.lanes[lane_key]
+            else:
+                found.append((head[0], head[1].ticket_id, head[1]))
+        found.sort()
+        return [ticket for _, _, ticket in found]
+
+    def is_head(self, ticket: Ticket) -> bool:
+        """Say whether a waiting request is next in its lane."""
+        state = self._tiers[ticket.tier]
+        head = state.lanes[lane_of(ticket)].head(state.tags)
+        return head is not None and head[1] is ticket
+
+    def tiers_in_turn(self) -> list[Tier]:
+        """Return the tiers that have something waiting, the one whose turn it is first."""
+        waiting = [tier for tier in TIERS if self._tiers[tier].requests]
+        return sorted(waiting, key=self._tier_tags.start)
+
+    def charge_tier(self, tier: Tier, tokens: int, *, in_turn: bool) -> None:
+        """Count tokens that start against their tier."""
+        self._tier_tags.charge(tier, tokens, self._weights[tier], in_turn=in_turn)
+
+    def charge_tenant(self, ticket: Ticket, *, in_turn: bool) -> None:
+        """Count tokens that start against their tenant; those of a parked request count on parking."""
+        tags = self._tiers[ticket.tier].tags
+        tags.charge(ticket.account, ticket.tokens, ticket.weight, in_turn=in_turn)
+
+    def expired(self, now_s: float) -> list[Ticket]:
+        """Return the requests whose deadline is reached, earliest first. They still wait."""
+        found: list[Ticket] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            ticket = heapq.heappop(self._deadlines)[2]
+            if ticket.is_waiting:
+                found.append(ticket)
+        return found
+
+    def next_deadline_s(self) -> float | None:
+        """Return the earliest deadline of a waiting request; None when nothing waits."""
+        while self._deadlines and not self._deadlines[0][2].is_waiting:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def length(self, tier: Tier) -> int:
+        """Return how many requests of a tier wait."""
+        return self._tiers[tier].requests
+
+    def is_waiting(self, model: str) -> bool:
+        """Say whether any request for a model waits."""
+        return any((model, tier) in self._waiting_by_model for tier in TIERS)
+
+    def waiting_tokens(self, model: str) -> int:
+        """Return the tokens that wait for a model, all tiers."""
+        return sum(self._waiting_by_model.get((model, tier), (0, 0))[1] for tier in TIERS)
+
+    def newest(self, tier: Tier) -> Ticket | None:
+        """Return the request that joined a tier last; None when it is empty."""
+        by_age = self._tiers[tier].by_age
+        while by_age and not by_age[-1].is_waiting:
+            by_age.pop()
+        return by_age[-1] if by_age else None
+
+    def state(self, tier: Tier, now_s: float) -> TierQueue:
+        """Return a tier's length, tokens and oldest wait."""
+        state = self._tiers[tier]
+        by_age = state.by_age
+        while by_age and not by_age[0].is_waiting:
+            by_age.popleft()
+        oldest_s = now_s - by_age[0].arrived_at_s if by_age else 0.0
+        return TierQueue(state.requests, state.tokens, oldest_s)
+
+    def expected_wait_s(self, ticket: Ticket, tokens_per_s: float, *, is_fifo: bool) -> float:
+        """Return how long a request about to join would wait at a drain rate of its model (> 0).
+
+        The smaller of two estimates: all of its tier is served first at the tier's share; or what stands
+        before it in its own flow is served at the flow's share. Larger requests of its flow are taken
+        to stand behind it (shortest job first), so the estimate is low rather than high.
+        """
+        model, tier = ticket.request.model, ticket.tier
+        others = [one for one in TIERS if one is not tier and (model, one) in self._waiting_by_model]
+        tier_weight = self._weights[tier]
+        tier_share = tier_weight / (tier_weight + sum(self._weights[one] for one in others))
+        rate = tokens_per_s * tier_share
+        _, tier_tokens = self._waiting_by_model.get((model, tier), (0, 0))
+        lane = self._tiers[tier].lanes.get(lane_of(ticket))
+        flow = lane.flows.get(ticket.account) if lane is not None else None
+        if lane is None or flow is None or not flow.requests:
+            active = ticket.weight + (lane.active_weight if lane is not None else 0)
+            return min(tier_tokens, ticket.tokens * active / ticket.weight) / rate
+        bits = ticket.tokens.bit_length()
+        before = flow.tokens
+        if not is_fifo:
+            before = sum(tokens for size, tokens in flow.tokens_by_bits.items() if size <= bits)
+        return min(tier_tokens, before * lane.active_weight / flow.weight) / rate

@@ -1,0 +1,66 @@
+"""Refusals and evictions in words and numbers.
+
+Times are seconds or milliseconds as named. Prevents: a refusal that does not say which limit it met, or
+that sends every client back at the same moment.
+"""
+
+from __future__ import annotations
+
+import random
+
+from fleet.offers import Evicted, Limit, Refused, Ticket
+from fleet.outcomes import Outcome
+from fleet.policy import RetryAfter
+from fleet.retry_after import retry_after
+
+#: Refusals that the same request would meet again however long it waited.
+FINAL = frozenset({Outcome.REJECTED_TOO_LARGE, Outcome.REJECTED_TIER})
+
+_LIMIT_WORDS = {
+    "tokens_per_minute": "tokens per minute",
+    "in_flight_tokens": "tokens in flight",
+    "concurrent_requests": "concurrent requests",
+}
+
+
+class Refusals:
+    """Makes refusals under the policy's Retry-After bounds."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.bounds = RetryAfter()
+
+    def _spread(self, outcome: Outcome, base_s: float | None) -> tuple[int | None, int | None]:
+        if outcome in FINAL:
+            return None, None
+        base_s = self.bounds.floor_s if base_s is None else base_s
+        return retry_after(base_s, self.bounds, self._rng)
+
+    def refuse(
+        self, outcome: Outcome, reason: str, *, base_s: float | None = None, limit: Limit | None = None
+    ) -> Refused:
+        """Return a refusal. `base_s`: when a retry may succeed; None: not known, soon."""
+        whole_s, milliseconds = self._spread(outcome, base_s)
+        return Refused(outcome, reason, whole_s, milliseconds, limit)
+
+    def refuse_quota(self, tenant: str, outcome: Outcome, limit: Limit) -> Refused:
+        """Return a refusal by a tenant's quota. The rate's wait is never cut short by the jitter."""
+        words = _LIMIT_WORDS[limit.name]
+        if limit.quota == 0:
+            reason = f"tenant {tenant} has a quota of 0 {words} at this gateway"
+        else:
+            reason = (
+                f"tenant {tenant} uses {limit.used} of {limit.quota} {words} at this gateway; "
+                f"this request needs {limit.needed}"
+            )
+        base_s = limit.reset_s
+        if base_s is None and limit.quota == 0:
+            base_s = float(self.bounds.cap_s)
+        elif base_s is not None:
+            base_s /= max(0.5, 1 - self.bounds.jitter_ratio)
+        return self.refuse(outcome, reason, base_s=base_s, limit=limit)
+
+    def evict(self, ticket: Ticket, outcome: Outcome, reason: str, base_s: float | None) -> Evicted:
+        """Return an eviction."""
+        whole_s, milliseconds = self._spread(outcome, base_s)
+        return Evicted(ticket, outcome, reason, whole_s, milliseconds)

@@ -1,0 +1,36 @@
+"""Running sums of what the gate holds and has done, by tier.
+
+Tokens are counts, times seconds. Prevents: status and metrics walking over every lease.
+"""
+
+from __future__ import annotations
+
+from fleet.offers import Lease
+from fleet.outcomes import TIERS
+
+
+class Tally:
+    """In-flight and dispatched tokens and the longest wait, by tier."""
+
+    __slots__ = ("dispatched_tokens", "in_flight_tokens", "longest_wait_s")
+
+    def __init__(self) -> None:
+        self.in_flight_tokens = dict.fromkeys(TIERS, 0)
+        self.dispatched_tokens = dict.fromkeys(TIERS, 0)
+        self.longest_wait_s = dict.fromkeys(TIERS, 0.0)
+
+    def open(self, lease: Lease) -> None:
+        """Count a lease that was opened."""
+        tier, tokens = lease.tier, lease.tokens
+        self.in_flight_tokens[tier] += tokens
+        self.dispatched_tokens[tier] += tokens
+        if lease.queued_s > self.longest_wait_s[tier]:
+            self.longest_wait_s[tier] = lease.queued_s
+
+    def grow(self, lease: Lease, more_tokens: int) -> None:
+        """Count tokens by which an open lease was extended."""
+        self.in_flight_tokens[lease.tier] += more_tokens
+
+    def close(self, lease: Lease) -> None:
+        """Count a lease that was closed."""
+        self.in_flight_tokens[lease.tier] -= lease.tokens
