@@ -31,7 +31,7 @@ from control.tables_policy import (
     PolicyRevisionRow,
     RolloutRow,
 )
-from control.tables_spend import NodeHourRow, PriceRow, UsageCursorRow, UsageHourRow, UsageRecordRow
+from control.tables_spend import NodeQuarterRow, PriceRow, UsageCursorRow, UsageQuarterRow, UsageRecordRow
 
 __all__ = [
     "APPEND_ONLY",
@@ -52,7 +52,7 @@ __all__ = [
     "HealthRow",
     "HistogramEdgesRow",
     "LeaseRow",
-    "NodeHourRow",
+    "NodeQuarterRow",
     "NodeRow",
     "PolicyRevisionRow",
     "PoolRow",
@@ -65,6 +65,6 @@ __all__ = [
     "SignInRow",
     "TenantKeyRow",
     "UsageCursorRow",
-    "UsageHourRow",
+    "UsageQuarterRow",
     "UsageRecordRow",
 ]

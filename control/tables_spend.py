@@ -44,11 +44,15 @@ class UsageRecordRow(Base):
     __table_args__ = (Index("ix_usage_record_finished_at", "finished_at"),)
 
 
-class UsageHourRow(Base):
-    """Usage summed by hour of completion, for months and panels. Rebuilt from records."""
+class UsageQuarterRow(Base):
+    """Usage summed by quarter-hour of completion, for months and panels.
 
-    __tablename__ = "usage_hour"
-    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    Quarter-hours, because every time zone's midnight falls on one. Written in the transaction that stores
+    the records, so the two cannot disagree.
+    """
+
+    __tablename__ = "usage_quarter"
+    quarter: Mapped[datetime] = mapped_column(primary_key=True)
     tenant: Mapped[str] = mapped_column(primary_key=True)
     tier: Mapped[str] = mapped_column(primary_key=True)
     model: Mapped[str] = mapped_column(primary_key=True)
@@ -70,16 +74,17 @@ class UsageCursorRow(Base):
     updated_at: Mapped[datetime]
 
 
-class NodeHourRow(Base):
-    """Seconds of one hour in which a node was observed up."""
+class NodeQuarterRow(Base):
+    """Seconds of one quarter-hour in which a node was observed up. Nodes that never answered have none."""
 
-    __tablename__ = "node_hour"
+    __tablename__ = "node_quarter"
     node: Mapped[str] = mapped_column(primary_key=True)
-    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    quarter: Mapped[datetime] = mapped_column(primary_key=True)
     pool: Mapped[str]
     price_class: Mapped[str]
     up_s: Mapped[Decimal]
     last_seen_at: Mapped[datetime]
+    __table_args__ = (Index("ix_node_quarter_quarter", "quarter"),)
 
 
 class PriceRow(Base):

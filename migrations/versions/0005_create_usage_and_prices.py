@@ -1,4 +1,4 @@
-"""Create use and money: usage records, hours, cursors, node-hours, prices."""
+"""Create use and money: usage records, quarter-hours, cursors, node time, prices."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -39,8 +39,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_usage_record_finished_at", "usage_record", ["finished_at"], unique=False)
     op.create_table(
-        "usage_hour",
-        sa.Column("hour", sa.DateTime(timezone=True), nullable=False),
+        "usage_quarter",
+        sa.Column("quarter", sa.DateTime(timezone=True), nullable=False),
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("tier", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
@@ -49,7 +49,9 @@ def upgrade() -> None:
         sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("engine_s", sa.Numeric(precision=20, scale=6), nullable=False),
-        sa.PrimaryKeyConstraint("hour", "tenant", "tier", "model", "pool", name=op.f("pk_usage_hour")),
+        sa.PrimaryKeyConstraint(
+            "quarter", "tenant", "tier", "model", "pool", name=op.f("pk_usage_quarter")
+        ),
     )
     op.create_table(
         "usage_cursor",
@@ -61,15 +63,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("gateway", "spool", name=op.f("pk_usage_cursor")),
     )
     op.create_table(
-        "node_hour",
+        "node_quarter",
         sa.Column("node", sa.Text(), nullable=False),
-        sa.Column("hour", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("quarter", sa.DateTime(timezone=True), nullable=False),
         sa.Column("pool", sa.Text(), nullable=False),
         sa.Column("price_class", sa.Text(), nullable=False),
         sa.Column("up_s", sa.Numeric(precision=20, scale=6), nullable=False),
         sa.Column("last_seen_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("node", "hour", name=op.f("pk_node_hour")),
+        sa.PrimaryKeyConstraint("node", "quarter", name=op.f("pk_node_quarter")),
     )
+    op.create_index("ix_node_quarter_quarter", "node_quarter", ["quarter"], unique=False)
     op.create_table(
         "price",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
@@ -91,7 +94,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("SET LOCAL lock_timeout = '5s'")
     op.drop_table("price")
-    op.drop_table("node_hour")
+    op.drop_table("node_quarter")
     op.drop_table("usage_cursor")
-    op.drop_table("usage_hour")
+    op.drop_table("usage_quarter")
     op.drop_table("usage_record")
