@@ -22,11 +22,12 @@ from sqlalchemy.orm import Session
 from control.roles import Actor
 from control.tables import AuditRow, PolicyRevisionRow
 from fleet.errors import Conflict
-from fleet.policy import canonical_json
+from fleet.policy import canonical_json, digest_of
 
 #: Key of the advisory lock that puts writers in line. Any constant of our own.
 CHAIN_LOCK = 7_266_473_002
 FIRST_HASH = "0" * 64
+BATCH_ROWS = 1_000
 #: Action of the row every policy revision must have; its subject is `revision N`.
 PUBLISHED = "policy.publish"
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -102,35 +103,45 @@ def row_hash(row: AuditRow) -> str:
 def verify(session: Session) -> BrokenRow | None:
     """Return the first row that was changed, is missing or is out of place; None if the chain holds.
 
-    Reads the whole chain in batches. Also compares each revision's digest with the one its row recorded.
+    Reads the whole chain in batches. Compares each revision's document with its recorded digest.
     """
     expected_id, expected_hash = 1, FIRST_HASH
     recorded: dict[str, str] = {}
-    rows = session.scalars(
-        select(AuditRow).order_by(AuditRow.id).execution_options(yield_per=1_000, populate_existing=True)
-    )
-    for row in rows:
-        if row.id != expected_id:
-            return BrokenRow(expected_id, f"row {expected_id} is missing; the next one is {row.id}")
-        if row.previous_hash != expected_hash:
-            return BrokenRow(row.id, f"row {row.id} does not follow the row before it")
-        if row.hash != row_hash(row):
-            return BrokenRow(row.id, f"row {row.id} was changed after it was written")
-        if row.action == PUBLISHED:
-            recorded[row.subject] = str(row.detail.get("digest"))
-        expected_id, expected_hash = row.id + 1, row.hash
+    while batch := _after(session, expected_id - 1):
+        for row in batch:
+            reason = _broken(row, expected_id, expected_hash)
+            if reason is not None:
+                return BrokenRow(min(row.id, expected_id), reason)
+            if row.action == PUBLISHED:
+                recorded[row.subject] = str(row.detail.get("digest"))
+            expected_id, expected_hash = row.id + 1, row.hash
     return _unrecorded_revision(session, recorded, expected_id)
+
+
+def _after(session: Session, number: int) -> Sequence[AuditRow]:
+    batch = select(AuditRow).where(AuditRow.id > number).order_by(AuditRow.id).limit(BATCH_ROWS)
+    return session.scalars(batch.execution_options(populate_existing=True)).all()
+
+
+def _broken(row: AuditRow, expected_id: int, expected_hash: str) -> str | None:
+    if row.id != expected_id:
+        return f"row {expected_id} is missing; the next one is {row.id}"
+    if row.hash != row_hash(row):
+        return f"row {row.id} was changed after it was written"
+    if row.previous_hash != expected_hash:
+        return f"row {row.id} does not follow the row before it"
+    return None
 
 
 def _unrecorded_revision(session: Session, recorded: dict[str, str], next_id: int) -> BrokenRow | None:
     revisions = session.execute(
-        select(PolicyRevisionRow.number, PolicyRevisionRow.digest).order_by(PolicyRevisionRow.number)
+        select(PolicyRevisionRow.number, PolicyRevisionRow.document).order_by(PolicyRevisionRow.number)
     )
-    for number, digest in revisions:
+    for number, document in revisions:
         found = recorded.get(f"revision {number}")
         if found is None:
             return BrokenRow(next_id, f"revision {number} has no row in the record: its end was removed")
-        if found != digest:
+        if found != digest_of(document):
             return BrokenRow(next_id, f"revision {number} is not the document that was recorded")
     return None
 

@@ -40,6 +40,7 @@ def abort(session: Session, *, actor: Actor, note: str, now: datetime) -> Rollou
     Raises Conflict once it is live: then `policy rollback` is the way back. Raises Conflict also where
     nothing was sent to all gateways before, so that there is nothing to go back to.
     """
+    require(actor, Permission.STEER_ROLLOUT)
     rollout = _current(session)
     if rollout.state in ("first", "baking", "paused", "all") and rollout.base_revision is None:
         raise Conflict(
