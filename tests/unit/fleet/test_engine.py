@@ -276,3 +276,16 @@ def test_token_edges_are_the_capped_one_two_five_series():
     assert token_edges(1024) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     assert all(a < b for a, b in pairwise(token_edges(131_072)))
     assert token_edges(131_072)[-1] == 100_000
+
+
+def test_the_waiting_gauge_is_the_schedulers_and_never_negative():
+    # arrivals during a step are met at the next one, as in vLLM; those who leave before were never in it
+    engine = Engine(dataclasses.replace(LINEAR, max_num_seqs=1))
+    for name in "abcd":
+        engine.submit(EngineRequest(name, 10, 50), 0.0)
+    assert (engine.running, engine.waiting) == (1, 0)
+    engine.abort("c", 0.001)
+    engine.abort("b", 0.002)
+    assert engine.waiting == 0
+    engine.advance(0.02)
+    assert (engine.running, engine.waiting) == (1, 1)
