@@ -1,0 +1,294 @@
+"""The admin API: take assignments, tell the state, hand out usage, drain.
+
+Paths and bodies are those of `fleet.messages`. An assignment is on disk before it is in force and in
+force before it is acknowledged; pushes are taken one at a time. Prevents: an older push winning, a
+rejected one changing anything, and usage handed out that a crash could take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from admission import VERSION, lastgood
+from admission.answers import JSON_TYPE, Answer, Receive
+from admission.identity import bearer, is_same_secret
+from admission.nodes import NodeBook
+from admission.proxy import read_body
+from admission.state import GatewayState
+from admission.usage import UsageFlusher
+from fleet.errors import (
+    FleetError,
+    InvalidInput,
+    InvalidPolicy,
+    StaleAssignment,
+    Unauthenticated,
+    Unavailable,
+)
+from fleet.messages import (
+    MAX_ASSIGNMENT_BYTES,
+    Assignment,
+    GatewayStatus,
+    LastRejection,
+    QueueState,
+    UsageAck,
+    parse_assignment,
+)
+from fleet.outcomes import TIERS
+
+log = logging.getLogger(__name__)
+
+MAX_USAGE_RECORDS = 10_000
+_STATUS: dict[type[FleetError], int] = {
+    InvalidPolicy: 422,
+    StaleAssignment: 409,
+    Unauthenticated: 401,
+    Unavailable: 503,
+}
+UNENFORCED: tuple[str, ...] = ("/slo",)  # judged by the control plane, not by a gateway
+
+
+class _Numbers(BaseModel):
+    """What a rejected assignment called itself, where it said so."""
+
+    revision: int | None = None
+    generation: int | None = None
+
+
+class Admin:
+    """Handles `/admin` requests of one gateway."""
+
+    def __init__(self, state: GatewayState, nodes: NodeBook, flusher: UsageFlusher) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._flusher = flusher
+        self._pushing = asyncio.Lock()
+
+    async def handle(self, scope: dict[str, Any], receive: Receive) -> Answer:
+        """Return the answer to one admin request. Raises ClientLeft."""
+        try:
+            self._authenticate(scope)
+            match scope["method"], scope["path"]:
+                case "PUT", "/admin/assignment":
+                    return await self._assign(await self._body(receive, MAX_ASSIGNMENT_BYTES))
+                case "GET", "/admin/status":
+                    return self._status()
+                case "GET", "/admin/usage":
+                    return await self._usage(scope["query_string"])
+                case "POST", "/admin/usage/ack":
+                    return await self._acknowledge(await self._body(receive, 4_096))
+                case "POST", "/admin/drain":
+                    log.info("asked to drain")
+                    self._state.drain()
+                    return self._status()
+                case _:
+                    return _error_answer(404, InvalidInput("no such admin path or method"))
+        except FleetError as exc:
+            return _error_answer(_STATUS.get(type(exc), 400), exc)
+
+    def _authenticate(self, scope: dict[str, Any]) -> None:
+        """Raise Unauthenticated unless the admin token came along.
+
+        Without a token the listener is on loopback; then a browser's cross-site call is still refused.
+        """
+        expected = self._state.settings.admin_token
+        if expected is None:
+            if any(name in (b"origin", b"sec-fetch-site") for name, _ in scope["headers"]):
+                raise Unauthenticated("a browser may not call this", hint="Set an admin token")
+        elif not is_same_secret(bearer(scope["headers"]), expected):
+            raise Unauthenticated(
+                "the admin token is wrong", hint="Send Authorization: Bearer <admin token>"
+            )
+
+    async def _body(self, receive: Receive, limit_bytes: int) -> bytes:
+        return await read_body(receive, limit_bytes)
+
+    # -- assignment ---------------------------------------------------------------------------------
+
+    async def _assign(self, body: bytes) -> Answer:
+        async with self._pushing:
+            try:
+                assignment, digest = await asyncio.to_thread(self._read, body)
+                is_new = self._check_newer(assignment, digest)
+            except InvalidPolicy as exc:
+                self._reject(body, exc)
+                raise
+            if is_new:
+                await self._put_in_force(assignment, digest)
+            self._state.is_from_disk = False
+        return self._status()
+
+    def _read(self, body: bytes) -> tuple[Assignment, str]:
+        assignment = parse_assignment(body)
+        if assignment.gateway != self._state.settings.name:
+            raise InvalidPolicy(
+                f"the assignment is for gateway {assignment.gateway!r}, "
+                f"this one is {self._state.settings.name!r}",
+                field="/gateway",
+                hint="Correct the gateway's address or its --name",
+            )
+        names: set[str] = set()
+        for index, node in enumerate(assignment.nodes):
+            _check_address(f"/nodes/{index}/base_url", node.base_url)
+            if node.name in names:
+                raise InvalidPolicy(f"node {node.name!r} is listed twice", field=f"/nodes/{index}/name")
+            names.add(node.name)
+        return assignment, assignment.digest()
+
+    def _check_newer(self, assignment: Assignment, digest: str) -> bool:
+        """Say whether the push changes anything. Raises StaleAssignment when it must not be taken."""
+        held = self._state.assignment
+        if held is None or assignment.is_newer_than(held.epoch, held.generation):
+            return True
+        pushed = f"epoch {assignment.epoch}, generation {assignment.generation}"
+        if (assignment.epoch, assignment.generation) != (held.epoch, held.generation):
+            raise StaleAssignment(
+                f"{pushed} is older than what is in force: "
+                f"epoch {held.epoch}, generation {held.generation}",
+                hint="A newer controller has taken over; do not push again from this one",
+            )
+        if digest != self._state.digest:
+            raise StaleAssignment(
+                f"{pushed} is in force with another content: "
+                f"{str(self._state.digest)[:12]}, pushed {digest[:12]}",
+                hint="Two controllers share an epoch, or one changed content without a new generation",
+            )
+        return False
+
+    async def _put_in_force(self, assignment: Assignment, digest: str) -> None:
+        try:
+            await asyncio.to_thread(lastgood.save, self._state.settings.state_dir, assignment)
+        except OSError as exc:
+            raise Unavailable(
+                f"the assignment cannot be kept on disk: {exc.strerror}", hint="Free space in --state-dir"
+            ) from exc
+        self._state.adopt(assignment, digest, is_from_disk=False)
+        log.info(
+            "assignment in force",
+            extra={"epoch": assignment.epoch, "generation": assignment.generation, "digest": digest[:12]},
+        )
+
+    def _reject(self, body: bytes, exc: InvalidPolicy) -> None:
+        try:
+            numbers = _Numbers.model_validate_json(body[:MAX_ASSIGNMENT_BYTES])
+        except ValidationError:
+            numbers = _Numbers()
+        self._state.last_rejection = LastRejection(
+            revision=numbers.revision,
+            generation=numbers.generation,
+            at_s=self._state.clock.now().timestamp(),
+            message=exc.message[:2_000],
+            pointer=exc.field or "",
+        )
+        log.warning("assignment rejected", extra={"pointer": exc.field, "reason": exc.message})
+
+    # -- status and usage ---------------------------------------------------------------------------
+
+    def _status(self) -> Answer:
+        return Answer(200, status_of(self._state, self._nodes).model_dump_json(by_alias=True).encode())
+
+    async def _usage(self, query: bytes) -> Answer:
+        asked = parse_qs(query.decode("ascii", "replace"))
+        after = _whole_number(asked, "after", 0, 0, 2**62)
+        limit = _whole_number(asked, "limit", 1_000, 1, MAX_USAGE_RECORDS)
+        spool = self._state.spool
+        await self._flusher.flush()
+        try:
+            records = await asyncio.to_thread(spool.read, after, limit)
+        except OSError as exc:
+            raise Unavailable(f"the usage spool cannot be read: {exc.strerror}") from exc
+        head = b'{"schema":"rhodeck.usage/1","gateway":"%s","spool":"%s","last_seq":%d,"records":[' % (
+            self._state.settings.name.encode(),
+            spool.spool_id.encode(),
+            spool.synced_seq,
+        )
+        return Answer(200, head + b",".join(records) + b"]}")
+
+    async def _acknowledge(self, body: bytes) -> Answer:
+        try:
+            ack = UsageAck.model_validate_json(body)
+        except ValidationError as exc:
+            raise InvalidInput("not a usage acknowledgement", hint='{"spool": "...", "seq": N}') from exc
+        spool = self._state.spool
+        if ack.spool != spool.spool_id:
+            raise InvalidInput(
+                f"spool {ack.spool[:64]!r} is acknowledged but this one is {spool.spool_id}",
+                field="/spool",
+                hint="The spool was lost and began anew; read it from 0",
+            )
+        await asyncio.to_thread(spool.acknowledge, ack.seq)
+        return Answer(200, b"{}")
+
+
+def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
+    """Return what this gateway runs now."""
+    held = state.assignment
+    snapshot = state.gate.snapshot(state.clock.monotonic_s())
+    queues = {
+        tier: QueueState(requests=queue.requests, tokens=queue.tokens, oldest_wait_s=queue.oldest_wait_s)
+        for tier, queue in ((tier, snapshot.queues[tier]) for tier in TIERS)
+    }
+    conditions = nodes.states()
+    return GatewayStatus(
+        gateway=state.settings.name,
+        boot_id=state.boot_id,
+        version=VERSION,
+        ready=state.is_ready,
+        draining=state.is_draining,
+        epoch=held.epoch if held else 0,
+        generation=held.generation if held else 0,
+        revision=held.revision if held else None,
+        digest=state.digest,
+        from_disk=state.is_from_disk,
+        unsupported=UNENFORCED if held else (),
+        shares=held.shares if held else {},
+        in_flight_requests=snapshot.in_flight_requests,
+        in_flight_tokens=snapshot.in_flight_tokens,
+        queues=queues,
+        nodes_usable=sum(1 for because in conditions.values() if not because),
+        nodes_total=len(conditions),
+        usage_spool=state.spool.spool_id,
+        usage_last_seq=state.spool.last_seq,
+        clock_at_s=state.clock.now().timestamp(),
+        started_at_s=state.started_at_s,
+        last_rejection=state.last_rejection,
+    )
+
+
+def _check_address(pointer: str, url: str) -> None:
+    """Raise InvalidPolicy unless `url` is http(s)://host:port and nothing more."""
+    try:
+        parts = urlsplit(url)
+        is_plain = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port is not None
+            and parts.path in ("", "/")
+            and not (parts.query or parts.fragment or parts.username or parts.password)
+        )
+    except ValueError:
+        is_plain = False
+    if not is_plain or any(character.isspace() or not character.isprintable() for character in url):
+        raise InvalidPolicy(
+            f"{pointer}: a node's address must be http(s)://host:port without user, path or query",
+            field=pointer,
+        )
+
+
+def _whole_number(asked: dict[str, list[str]], name: str, default: int, low: int, high: int) -> int:
+    values = asked.get(name, [str(default)])
+    if len(values) != 1 or not values[0].isascii() or not values[0].isdigit():
+        raise InvalidInput(f"{name} must be one whole number", field=name)
+    number = int(values[0][:20])
+    if not low <= number <= high:
+        raise InvalidInput(f"{name} is {number}; it must be from {low} to {high}", field=name)
+    return number
+
+
+def _error_answer(status: int, exc: FleetError) -> Answer:
+    return Answer(status, orjson.dumps(exc.as_dict()), (), JSON_TYPE)

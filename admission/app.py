@@ -1,0 +1,170 @@
+"""The paths of the gateway as one bare ASGI callable.
+
+`/v1/*` goes straight to the proxy, without a framework between. Prevents: a router, middleware or
+exception handler adding its own time and its own answers to every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from admission.admin import Admin
+from admission.answers import Answer, Receive, Send, error_body, invalid_answer, send_answer
+from admission.calls import ENDPOINTS
+from admission.identity import caller_of
+from admission.metrics import CONTENT_TYPE, Family
+from admission.nodes import NodeBook
+from admission.proxy import BodyTooLarge, ClientLeft, Proxy
+from admission.state import GatewayState
+from admission.usage import UsageFlusher
+from fleet.errors import FleetError, Unauthenticated
+
+log = logging.getLogger(__name__)
+
+_NODE_STATES = ("open", "closed", "ejected", "draining")
+
+
+class App:
+    """The ASGI application of one gateway."""
+
+    def __init__(
+        self,
+        state: GatewayState,
+        nodes: NodeBook,
+        proxy: Proxy,
+        admin: Admin,
+        flusher: UsageFlusher,
+        lag: LoopLag,
+    ) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._proxy = proxy
+        self._admin = admin
+        self._flusher = flusher
+        self._lag = lag
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        endpoint = ENDPOINTS.get(path)
+        if endpoint is not None and scope["method"] == "POST":
+            await self._proxy.handle(endpoint, scope, receive, send)
+            return
+        if path.startswith("/admin/"):
+            try:
+                await send_answer(send, await self._admin.handle(scope, receive))
+            except BodyTooLarge:
+                body = error_body("the body is too large", "invalid_request_error", "body_too_large")
+                await send_answer(send, Answer(413, body), close=True)
+            except ClientLeft:
+                return
+            return
+        await send_answer(send, self._small(scope, path))
+
+    def _small(self, scope: dict[str, Any], path: str) -> Answer:
+        if scope["method"] not in ("GET", "HEAD"):
+            body = error_body(f"{scope['method']} is not allowed here", "invalid_request_error", None)
+            return Answer(405 if path in ENDPOINTS else 404, body)
+        match path:
+            case "/healthz":
+                return Answer(200, b'{"status":"ok"}')
+            case "/readyz":
+                return self._readiness()
+            case "/metrics":
+                return Answer(200, self._state.metrics.page(self._gauges()), (), CONTENT_TYPE)
+            case "/v1/models":
+                return self._models(scope)
+            case _ if path in ENDPOINTS:
+                return Answer(405, error_body("send a POST", "invalid_request_error", None))
+            case _:
+                return Answer(404, error_body("no such path", "invalid_request_error", None))
+
+    def _readiness(self) -> Answer:
+        if self._state.is_ready:
+            return Answer(200, b'{"ready":true}')
+        reason = "draining" if self._state.is_draining else "no assignment in force"
+        return Answer(503, orjson.dumps({"ready": False, "reason": reason}))
+
+    def _models(self, scope: dict[str, Any]) -> Answer:
+        assignment = self._state.assignment
+        try:
+            if assignment is None:
+                raise Unauthenticated("this gateway has no assignment yet", hint="Try again shortly")
+            caller_of(scope["headers"], self._state.keys, assignment.policy)
+        except FleetError as exc:
+            if isinstance(exc, Unauthenticated):
+                self._state.metrics.auth_failures += 1
+            return invalid_answer(exc)
+        listed = [
+            {"id": model, "object": "model", "created": 0, "owned_by": "rhodeck"}
+            for model in sorted(self._state.models)
+        ]
+        return Answer(200, orjson.dumps({"object": "list", "data": listed}))
+
+    # -- gauges -------------------------------------------------------------------------------------
+
+    def _gauges(self) -> Iterator[Family]:
+        state, prefix = self._state, "rhodeck_gateway_"
+        held = state.metrics.held
+        flow = ("tenant", "tier")
+        yield Family(prefix + "queued_requests", "Requests waiting at the gate.", flow, held.queued)
+        yield Family(prefix + "in_flight_requests", "Requests at engines.", flow, held.running)
+        yield Family(prefix + "in_flight_tokens", "Tokens booked at engines.", flow, held.tokens)
+        yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
+        generation = state.assignment.generation if state.assignment else 0
+        single: tuple[tuple[str, str, float, str], ...] = (
+            ("generation", "Generation of the assignment in force; 0: none.", generation, "gauge"),
+            ("ready", "1 while requests are admitted.", int(state.is_ready), "gauge"),
+            ("loop_lag_seconds", "Largest recent delay of the event loop.", self._lag.recent_s(), "gauge"),
+            ("usage_spool_bytes", "Usage records on disk.", state.spool.size_bytes, "gauge"),
+            ("usage_dropped_total", "Usage records lost to a full or failing disk.",
+             state.spool.dropped_records, "counter"),
+            ("usage_flush_failures_total", "Flushes of the usage spool the disk refused.",
+             self._flusher.failures, "counter"),
+        )  # fmt: skip
+        for name, help_text, value, kind in single:
+            yield Family(prefix + name, help_text, (), {(): value}, kind)
+        yield Family("process_resident_memory_bytes", "Memory of the process.", (), {(): _resident_bytes()})
+
+    def _nodes_by_state(self) -> dict[tuple[str, ...], int]:
+        counts = {(name,): 0 for name in _NODE_STATES}
+        for because in self._nodes.states().values():
+            name = because or "open"
+            counts[(name if name in _NODE_STATES else "closed",)] += 1
+        return counts
+
+
+class LoopLag:
+    """How late the event loop runs: the largest delay of a 0.25 s timer over about ten seconds."""
+
+    def __init__(self) -> None:
+        self._seen: list[float] = [0.0] * 40
+
+    def recent_s(self) -> float:
+        """Return the largest recent delay in seconds."""
+        return max(self._seen)
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        index = 0
+        while True:
+            due = loop.time() + 0.25
+            await asyncio.sleep(0.25)
+            self._seen[index % len(self._seen)] = max(loop.time() - due, 0.0)
+            index += 1
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

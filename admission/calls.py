@@ -1,0 +1,208 @@
+"""One client's call, read just far enough to admit it: model, size of the prompt, bounds on the output.
+
+Sizes are bytes and tokens. The body itself goes on unchanged but for what the policy says. Prevents: a
+body that we count one way and the engine another (doubled keys), and a priority the client gave itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from fleet.errors import InvalidInput
+
+ENDPOINTS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+}
+COMPLETIONS_MAX_TOKENS = 16  # what the completions endpoint means when max_tokens is absent
+IMAGE_TOKENS = 1_024  # booked for an image, whose bytes say nothing about its tokens
+MAX_CHOICES = 128
+_PREFIX_CHARACTERS = 2_048
+_COUNTED_KEYS = (b'"model"', b'"max_tokens"', b'"max_completion_tokens"', b'"n"', b'"best_of"',
+                 b'"stream"', b'"messages"', b'"prompt"', b'"input"')  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The size of what goes in."""
+
+    text_bytes: int = 0
+    exact_tokens: int = 0  # token ids given by the client
+    extra_tokens: int = 0  # images, one message's frame each
+    count: int = 1  # prompts in one call
+    start: str = ""  # for prefix affinity
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One parsed call."""
+
+    endpoint: str
+    model: str
+    is_stream: bool
+    wants_usage: bool  # the client asked for the usage chunk itself
+    prompt: Prompt
+    max_tokens: int | None  # over all choices and prompts; None: the client did not say
+    raw: bytes
+    document: Mapping[str, Any]
+
+    @property
+    def hides_usage(self) -> bool:
+        """Say whether the usage chunk is ours alone."""
+        return self.is_stream and not self.wants_usage
+
+    def prefix_key(self) -> str:
+        """Return a short digest of model and start of the prompt: equal prefixes give equal keys."""
+        start = self.prompt.start.encode(errors="replace")
+        return hashlib.blake2b(start, key=self.model.encode()[:64], digest_size=12).hexdigest()
+
+    def body(self, priority: int | None) -> bytes:
+        """Return what the engine gets: `priority` set (None: removed), usage asked for when streaming."""
+        added: dict[str, Any] = {} if priority is None else {"priority": priority}
+        if self.is_stream:
+            asked: object = self.document.get("stream_options")
+            options = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
+            if options.get("include_usage") is not True:
+                added["stream_options"] = {**options, "include_usage": True}
+        given = self.document.keys() & {"priority", "stream_options"}
+        if not given and not _has_doubled_key(self.raw):
+            return _spliced(self.raw, added) if added else self.raw
+        kept = {key: value for key, value in self.document.items() if key != "priority"}
+        return orjson.dumps(kept | added)
+
+
+def parse_call(endpoint: str, raw: bytes) -> Call:
+    """Return the call, or raise InvalidInput naming the field that cannot be used."""
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInput(f"the body is not JSON: {exc.msg}", hint="Send a JSON object") from exc
+    if not isinstance(document, dict):
+        raise InvalidInput("the body is not a JSON object", hint="Send a JSON object")
+    body = cast("dict[str, Any]", document)
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise InvalidInput("model is missing", field="model", hint="GET /v1/models lists them")
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidInput("stream must be true or false", field="stream")
+    options: object = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidInput("stream_options must be an object", field="stream_options")
+    asked = cast("dict[str, Any]", options or {})
+    prompt = _chat_prompt(body) if endpoint == "chat" else _text_prompt(body, endpoint)
+    return Call(
+        endpoint=endpoint,
+        model=model,
+        is_stream=bool(stream) and endpoint != "embeddings",
+        wants_usage=asked.get("include_usage") is True,
+        prompt=prompt,
+        max_tokens=_max_tokens(body, endpoint, prompt.count),
+        raw=raw,
+        document=body,
+    )
+
+
+def _max_tokens(body: Mapping[str, Any], endpoint: str, prompts: int) -> int | None:
+    if endpoint == "embeddings":
+        return 0
+    choices = max(_whole(body, "n", 1, MAX_CHOICES) or 1, _whole(body, "best_of", 1, MAX_CHOICES) or 1)
+    bound = _whole(body, "max_tokens", 0, 10**8)
+    if endpoint == "chat":
+        newer = _whole(body, "max_completion_tokens", 0, 10**8)
+        bound = newer if newer is not None else bound
+    elif bound is None:
+        bound = COMPLETIONS_MAX_TOKENS
+    return None if bound is None else bound * choices * prompts
+
+
+def _whole(body: Mapping[str, Any], key: str, low: int, high: int) -> int | None:
+    value = body.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidInput(f"{key} must be a whole number from {low} to {high}", field=key)
+    return value
+
+
+def _chat_prompt(body: Mapping[str, Any]) -> Prompt:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidInput("messages must be a list with at least one message", field="messages")
+    items = cast("list[object]", messages)
+    text_bytes, extra_tokens, start = 0, 0, ""
+    for message in items:
+        if not isinstance(message, dict):
+            raise InvalidInput("every message must be an object", field="messages")
+        extra_tokens += 4  # role and delimiters of a chat template
+        for text in _texts(cast("dict[str, Any]", message).get("content")):
+            if text is None:
+                extra_tokens += IMAGE_TOKENS
+                continue
+            text_bytes += _utf8_length(text)
+            if len(start) < _PREFIX_CHARACTERS:
+                start += text[: _PREFIX_CHARACTERS - len(start)]
+    for key in ("tools", "functions", "response_format"):
+        if body.get(key):
+            text_bytes += len(orjson.dumps(body[key]))
+    return Prompt(text_bytes=text_bytes, extra_tokens=extra_tokens, start=start)
+
+
+def _texts(content: object) -> list[str | None]:
+    """Return the texts of one message's content; None stands for a part that is not text."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        return []
+    found: list[str | None] = []
+    for part in cast("list[object]", content):
+        text = cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part
+        found.append(text if isinstance(text, str) else None)
+    return found
+
+
+def _text_prompt(body: Mapping[str, Any], endpoint: str) -> Prompt:
+    """Completions and embeddings take a text, token ids, or a list of either."""
+    key = "input" if endpoint == "embeddings" else "prompt"
+    given: object = body.get(key)
+    if isinstance(given, str):
+        return Prompt(text_bytes=_utf8_length(given), start=given[:_PREFIX_CHARACTERS])
+    if not isinstance(given, list) or not given:
+        raise InvalidInput(f"{key} must be a text, token ids, or a list of them", field=key)
+    items = cast("list[object]", given)
+    if isinstance(items[0], int):
+        return Prompt(exact_tokens=len(items))
+    texts = [item for item in items if isinstance(item, str)]
+    ids = [cast("list[object]", item) for item in items if isinstance(item, list)]
+    if len(texts) + len(ids) != len(items):
+        raise InvalidInput(f"{key} must be a text, token ids, or a list of them", field=key)
+    return Prompt(
+        text_bytes=sum(map(_utf8_length, texts)),
+        exact_tokens=sum(map(len, ids)),
+        count=len(items),
+        start=texts[0][:_PREFIX_CHARACTERS] if texts else "",
+    )
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def _has_doubled_key(raw: bytes) -> bool:
+    """Say whether a key we count by may stand twice; readers disagree on which one holds.
+
+    Inside JSON strings quotes are escaped, so only real keys match (or a text equal to the key's name).
+    """
+    return any(raw.count(key) > 1 for key in _COUNTED_KEYS)
+
+
+def _spliced(raw: bytes, added: Mapping[str, Any]) -> bytes:
+    """Return the object with members added at its end; the rest stays byte for byte."""
+    head = raw.rstrip()[:-1]
+    return head + b"," + orjson.dumps(added)[1:]

@@ -1,0 +1,78 @@
+"""Between the proxy and the nodes: the address, the body policy makes of a call, and what failures teach.
+
+Counts are requests. Prevents: a retry storm (retries are a part of recent requests, never more), and a
+node that fails every request while its metrics look idle attracting all traffic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from admission.calls import ENDPOINTS
+from admission.nodes import NodeBook
+from admission.passage import Passage
+from admission.state import GatewayState
+from admission.upstream import Exchange, NodeFailed, Upstream
+from fleet.offers import Dispatch
+from fleet.outcomes import Outcome
+from fleet.readings import Reason
+
+_PATHS = {endpoint: path for path, endpoint in ENDPOINTS.items()}
+_RETRY_PART = 0.2  # retries per request, over the long run
+_RETRY_BURST = 10.0
+_EXTEND_EVERY_EVENTS = 64
+
+
+class EngineLink:
+    """Opens exchanges with nodes for one gateway."""
+
+    def __init__(self, state: GatewayState, nodes: NodeBook, upstream: Upstream) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._upstream = upstream
+        self._retry_allowance = _RETRY_BURST
+
+    async def open(self, passage: Passage, dispatch: Dispatch) -> Exchange:
+        """Send the call to the dispatched node. Raises NodeFailed when no answer began."""
+        self._retry_allowance = min(self._retry_allowance + _RETRY_PART, _RETRY_BURST)
+        target = self._nodes.target(dispatch.node)
+        if target is None:
+            raise NodeFailed(Reason.REFUSED, "the node left the fleet")
+        priority = self._state.engine_priority(dispatch.lease.tier) if target.honours_priority else None
+        url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
+        try:
+            return await self._upstream.post(url, passage.call.body(priority), passage.request_id)
+        except NodeFailed:
+            self.failed(dispatch.node)
+            raise
+        except asyncio.CancelledError:  # on its way already: it counts as received
+            passage.answered()
+            raise
+
+    def may_retry(self) -> bool:
+        """Say whether the retry budget allows one more, and take it."""
+        if self._retry_allowance < 1.0:
+            return False
+        self._retry_allowance -= 1.0
+        return True
+
+    def failed(self, node: str) -> None:
+        """Note that a node broke an exchange."""
+        self._nodes.request_failed(node)
+
+    def judged(self, passage: Passage, outcome: Outcome) -> None:
+        """Note how an exchange ended as far as the node is concerned."""
+        if passage.lease is None:
+            return
+        if outcome is Outcome.COMPLETED:
+            self._nodes.request_worked(passage.lease.node)
+        else:
+            self.failed(passage.lease.node)
+
+    def extend(self, passage: Passage) -> None:
+        """Book more output for a stream that outgrew its reservation."""
+        lease = passage.lease
+        if lease is not None and passage.events > lease.output_tokens:
+            booked = passage.events + _EXTEND_EVERY_EVENTS
+            self._state.gate.extend(lease, booked, self._state.clock.monotonic_s())
+            passage.extended(lease)

@@ -1,0 +1,164 @@
+"""The gateway's own metrics: exact counters and histograms, written as Prometheus text.
+
+Times are seconds. Tenant and tier labels come from the policy in force only, so their number is bounded.
+Names are a contract with the controller's scraper. Prevents: a caller minting series by inventing
+names, and quantiles read from buckets that are coarser than what is asked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from fleet.outcomes import Outcome
+
+#: 26 finite edges, 1 ms to 120 s, log-spaced: each is 1.6 times the one before.
+EDGES_S: tuple[float, ...] = tuple(float(f"{0.001 * (120_000 ** (step / 25)):.3g}") for step in range(26))
+
+Flow = tuple[str, str]  # tenant, tier
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Timing:
+    """Observations per bucket; the last bucket is above every edge."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(EDGES_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(EDGES_S, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Held:
+    """What is inside the gateway now, by flow."""
+
+    def __init__(self) -> None:
+        self.queued: defaultdict[Flow, int] = defaultdict(int)
+        self.running: defaultdict[Flow, int] = defaultdict(int)
+        self.tokens: defaultdict[Flow, int] = defaultdict(int)
+
+    def requests(self) -> int:
+        """Return how many requests wait or run."""
+        return sum(self.queued.values()) + sum(self.running.values())
+
+
+class GatewayMetrics:
+    """Counters of this process's life, by flow. Gauges are handed in when the page is written."""
+
+    def __init__(self, process_start_time_s: float) -> None:
+        self._process_start_time_s = process_start_time_s
+        self.offered: defaultdict[Flow, int] = defaultdict(int)
+        self.dispatched: defaultdict[Flow, int] = defaultdict(int)
+        self.outcomes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self.queue_wait: defaultdict[Flow, _Timing] = defaultdict(_Timing)
+        self.ttft: defaultdict[Flow, _Timing] = defaultdict(_Timing)
+        self.held = Held()
+        self.auth_failures = 0
+        self.invalid_requests = 0
+        self.retries = 0
+
+    def count_outcome(self, flow: Flow, outcome: Outcome) -> None:
+        """Book the one outcome of one offered request."""
+        self.outcomes[(*flow, outcome.value)] += 1
+
+    def count_tokens(self, flow: Flow, prompt_tokens: int, output_tokens: int) -> None:
+        """Book what a request used."""
+        self.tokens[(*flow, "prompt")] += prompt_tokens
+        self.tokens[(*flow, "output")] += output_tokens
+
+    def page(self, gauges: Iterable[Family]) -> bytes:
+        """Return the page: our counters, then `gauges`."""
+        lines: list[str] = []
+        for family in (*self._counters(), *gauges):
+            lines += family.lines()
+        for name, help_text, timings in (
+            ("queue_wait_seconds", "Wait at the gate of dispatched requests.", self.queue_wait),
+            ("ttft_seconds", "Arrival at the gateway to the first byte of the answer.", self.ttft),
+        ):
+            lines += _histogram_lines(f"rhodeck_gateway_{name}", help_text, timings)
+        return ("\n".join(lines) + "\n").encode()
+
+    def _counters(self) -> list[Family]:
+        flow, prefix = ("tenant", "tier"), "rhodeck_gateway_"
+        return [
+            Family(prefix + "offered_total", "Requests offered to the gate, refused ones included.",
+                   flow, self.offered, "counter"),
+            Family(prefix + "dispatched_total", "Requests sent to an engine.",
+                   flow, self.dispatched, "counter"),
+            Family(prefix + "requests_total", "Requests by how they left the gateway.",
+                   (*flow, "outcome"), self.outcomes, "counter"),
+            Family(prefix + "tokens_total", "Tokens used, as counted by the engines.",
+                   (*flow, "kind"), self.tokens, "counter"),
+            Family(prefix + "auth_failures_total", "Requests without a valid API key.",
+                   (), {(): self.auth_failures}, "counter"),
+            Family(prefix + "invalid_requests_total", "Requests whose body or headers cannot be used.",
+                   (), {(): self.invalid_requests}, "counter"),
+            Family(prefix + "retries_total", "Requests sent again to another node before the first byte.",
+                   (), {(): self.retries}, "counter"),
+            Family("process_start_time_seconds", "Start of the process, Unix seconds.",
+                   (), {(): self._process_start_time_s}),
+        ]  # fmt: skip
+
+
+class Family:
+    """One metric family with its samples by label values."""
+
+    __slots__ = ("help_text", "kind", "labels", "name", "values")
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        labels: tuple[str, ...],
+        values: Mapping[tuple[str, ...], float],
+        kind: str = "gauge",
+    ) -> None:
+        self.name = name
+        self.help_text = help_text
+        self.labels = labels
+        self.values = values
+        self.kind = kind
+
+    def lines(self) -> list[str]:
+        """Return the family as lines of Prometheus text."""
+        head = [f"# HELP {self.name} {self.help_text}", f"# TYPE {self.name} {self.kind}"]
+        return head + [
+            f"{self.name}{_label_set(self.labels, values)} {_number(value)}"
+            for values, value in self.values.items()
+        ]
+
+
+def _histogram_lines(name: str, help_text: str, timings: Mapping[Flow, _Timing]) -> list[str]:
+    lines = [f"# HELP {name} {help_text}", f"# TYPE {name} histogram"]
+    for (tenant, tier), timing in timings.items():
+        inner = f'tenant="{_escape(tenant)}",tier="{_escape(tier)}"'
+        total = 0
+        for edge, count in zip((*EDGES_S, float("inf")), timing.counts, strict=True):
+            total += count
+            le = "+Inf" if edge == float("inf") else repr(edge)
+            lines.append(f'{name}_bucket{{{inner},le="{le}"}} {total}')
+        lines.append(f"{name}_sum{{{inner}}} {timing.sum_s!r}")
+        lines.append(f"{name}_count{{{inner}}} {total}")
+    return lines
+
+
+def _label_set(labels: tuple[str, ...], values: tuple[str, ...]) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{label}="{_escape(value)}"' for label, value in zip(labels, values, strict=True))
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(value)

@@ -1,0 +1,252 @@
+"""The nodes this gateway may send to: polled, judged, ejected and let in again.
+
+Times are seconds on the clock's monotonic scale. Each node is polled by its own task with its own
+deadline, spread over the interval. What a node does not say is None and closes it at the gate. Prevents:
+traffic to a node that is dead, frozen or failing, one slow node delaying the others, and every node
+ejected at once because of a fault in front of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from admission.settings import Settings
+from admission.upstream import NodeFailed, Upstream
+from fleet.clock import Clock
+from fleet.dialects import read_page
+from fleet.messages import Assignment, NodeTarget
+from fleet.offers import NodeState
+from fleet.readings import EngineReading, PageState, Reason
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = 4 << 20
+HEALTH_EVERY_S = 2.0
+FROZEN_AFTER_S = 10.0  # requests run and nothing moved for this long
+FAILED_POLLS = 2  # silent polls before a node is closed; a refused connection closes it at once
+FAILED_REQUESTS = 3  # in a row before a node is ejected
+EJECTION_S = 5.0
+EJECTION_MAX_S = 60.0
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is known of one node."""
+
+    target: NodeTarget
+    failed_polls: int = 0
+    failed_requests: int = 0
+    ejections: int = 0
+    ejected_until_s: float = 0.0
+    is_well: bool = True  # its last health check
+    health_due_s: float = 0.0
+    progress: tuple[int | None, ...] = ()
+    moved_at_s: float = 0.0
+    closed_because: str = "not polled yet"  # "" while it is open
+
+    def is_ejected(self, now_s: float) -> bool:
+        """Say whether failed requests keep it out at `now_s`."""
+        return now_s < self.ejected_until_s
+
+
+@dataclass(slots=True)
+class NodeBook:
+    """All nodes of the assignment in force."""
+
+    settings: Settings
+    clock: Clock
+    upstream: Upstream
+    observe: Callable[[NodeState], None]
+    _standings: dict[str, Standing] = field(default_factory=dict[str, Standing])
+    _polls: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
+
+    def retarget(self, assignment: Assignment) -> None:
+        """Follow the assignment: new nodes are polled at once, nodes that left no more."""
+        wanted = {node.name: node for node in assignment.nodes}
+        for name in self._standings.keys() - wanted.keys():
+            self._polls.pop(name).cancel()
+            del self._standings[name]
+        for index, (name, target) in enumerate(wanted.items()):
+            known = self._standings.get(name)
+            if known is not None and known.target.base_url == target.base_url:
+                known.target = target
+                continue
+            if known is not None:
+                self._polls.pop(name).cancel()
+            standing = self._standings[name] = Standing(target)
+            offset_s = self.settings.poll_interval_s * index / len(wanted)
+            self._polls[name] = asyncio.get_running_loop().create_task(self._follow(standing, offset_s))
+
+    async def close(self) -> None:
+        """Stop polling."""
+        polls = list(self._polls.values())
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+
+    def target(self, name: str) -> NodeTarget | None:
+        """Return a node's address and traits; None when it left the fleet."""
+        standing = self._standings.get(name)
+        return None if standing is None else standing.target
+
+    def states(self) -> dict[str, str]:
+        """Return by node why it is closed; "" while it is open."""
+        now_s = self.clock.monotonic_s()
+        return {
+            name: "draining"
+            if standing.target.draining
+            else "ejected"
+            if standing.is_ejected(now_s)
+            else standing.closed_because
+            for name, standing in self._standings.items()
+        }
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def request_worked(self, name: str) -> None:
+        """A request was answered to its end."""
+        standing = self._standings.get(name)
+        if standing is not None:
+            standing.failed_requests = 0
+
+    def request_failed(self, name: str) -> None:
+        """A request broke off or was not answered. Several in a row eject the node for a while."""
+        standing = self._standings.get(name)
+        if standing is None:
+            return
+        standing.failed_requests += 1
+        now_s = self.clock.monotonic_s()
+        if standing.failed_requests < FAILED_REQUESTS or standing.is_ejected(now_s):
+            return
+        ejected = sum(1 for other in self._standings.values() if other.is_ejected(now_s))
+        if (ejected + 1) * 2 > len(self._standings):  # never more than half: then it is not the nodes
+            return
+        standing.ejected_until_s = now_s + min(EJECTION_S * 2**standing.ejections, EJECTION_MAX_S)
+        standing.ejections += 1
+        standing.failed_requests = 0
+        log.warning("node ejected", extra={"node": name, "ejections": standing.ejections})
+        self.observe(NodeState(name, healthy=False, seen_at_s=now_s))
+
+    # -- polls --------------------------------------------------------------------------------------
+
+    async def _follow(self, standing: Standing, offset_s: float) -> None:
+        """Poll one node for ever, on a grid so that a slow answer does not shift the next."""
+        interval_s = self.settings.poll_interval_s
+        await self._poll(standing)
+        due_s = self.clock.monotonic_s() + offset_s
+        while True:
+            due_s = max(due_s + interval_s, self.clock.monotonic_s())
+            await asyncio.sleep(due_s - self.clock.monotonic_s())
+            await self._poll(standing)
+
+    async def _poll(self, standing: Standing) -> None:
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            if asked_at_s >= standing.health_due_s:
+                standing.is_well = await self._is_well(standing)
+                standing.health_due_s = asked_at_s + HEALTH_EVERY_S
+            engines = await self._engines(standing)
+        except NodeFailed as exc:
+            standing.failed_polls += 1
+            standing.health_due_s = 0.0
+            if exc.reason is Reason.REFUSED or standing.failed_polls >= FAILED_POLLS:
+                self._close(standing, exc.reason.value)
+            return
+        standing.failed_polls = 0
+        self._judge(standing, engines, asked_at_s)
+
+    def _judge(self, standing: Standing, engines: tuple[EngineReading, ...], asked_at_s: float) -> None:
+        now_s = self.clock.monotonic_s()
+        state = node_state(standing.target.name, engines, asked_at_s)
+        if not standing.is_well:
+            self._close(standing, "unhealthy")
+        elif standing.is_ejected(now_s):
+            self._close(standing, "ejected")
+        elif self._is_frozen(standing, engines, state, now_s):
+            self._close(standing, "frozen")
+        else:
+            if standing.closed_because:
+                log.info("node open", extra={"node": standing.target.name})
+            standing.closed_because = ""
+            if standing.ejections and now_s > standing.ejected_until_s + EJECTION_MAX_S:
+                standing.ejections = 0
+            self.observe(state)
+
+    def _is_frozen(
+        self, standing: Standing, engines: tuple[EngineReading, ...], state: NodeState, now_s: float
+    ) -> bool:
+        """Say whether requests run while no counter moves: a stalled worker still answers 200."""
+        progress = tuple(
+            value
+            for engine in engines
+            for value in (engine.generation_tokens, engine.prompt_tokens, sum(engine.finished.values()))
+        )
+        if progress != standing.progress or not state.running or None in progress:
+            standing.progress, standing.moved_at_s = progress, now_s
+        return now_s - standing.moved_at_s > FROZEN_AFTER_S
+
+    def _close(self, standing: Standing, because: str) -> None:
+        if standing.closed_because != because:
+            standing.closed_because = because
+            log.warning("node closed", extra={"node": standing.target.name, "because": because})
+        now_s = self.clock.monotonic_s()
+        self.observe(NodeState(standing.target.name, healthy=False, seen_at_s=now_s))
+
+    async def _is_well(self, standing: Standing) -> bool:
+        url = standing.target.base_url.rstrip("/") + "/health"
+        page = await self.upstream.page(url, deadline_s=self.settings.poll_timeout_s, limit_bytes=65_536)
+        return page.status == 200
+
+    async def _engines(self, standing: Standing) -> tuple[EngineReading, ...]:
+        """Return what the node's engines say. Raises NodeFailed when the page names no engine."""
+        url = standing.target.base_url.rstrip("/") + "/metrics"
+        page = await self.upstream.page(
+            url, deadline_s=self.settings.poll_timeout_s, limit_bytes=PAGE_BYTES
+        )
+        if page.status != 200:
+            raise NodeFailed(Reason.HTTP_ERROR, f"/metrics answered {page.status}")
+        body = without_buckets(page.body)
+        reading = read_page(body, source=standing.target.name, content_type=page.content_type)
+        if reading.state is not PageState.OK:
+            raise NodeFailed(Reason.NO_ENGINE_SERIES, reading.hint)
+        return reading.engines
+
+
+def without_buckets(page: bytes) -> bytes:
+    """Return a metrics page without comments and histogram buckets: nine tenths of it, not needed here."""
+    return b"\n".join(
+        line for line in page.split(b"\n") if b"_bucket{" not in line and not line.startswith(b"# HELP")
+    )
+
+
+def node_state(name: str, engines: Iterable[EngineReading], seen_at_s: float) -> NodeState:
+    """Return one node's state from its engines: counts add up, KV use is weighted by KV size."""
+    listed = tuple(engines)
+    capacity = _total(engine.kv_capacity_tokens for engine in listed)
+    used = [engine.kv_used_ratio for engine in listed]
+    ratio: float | None = None
+    if used and None not in used:
+        weights = [engine.kv_capacity_tokens or 1 for engine in listed] if capacity else [1] * len(listed)
+        weighted = sum(
+            value * weight for value, weight in zip(used, weights, strict=True) if value is not None
+        )
+        ratio = weighted / sum(weights)
+    return NodeState(
+        name=name,
+        healthy=True,
+        seen_at_s=seen_at_s,
+        kv_capacity_tokens=capacity,
+        kv_used_ratio=ratio,
+        running=_total(engine.running for engine in listed),
+        waiting=_total(engine.waiting for engine in listed),
+    )
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    """Return the sum; None if any part is unknown, or there is none."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return sum(known) if known and len(known) == len(listed) else None

@@ -1,0 +1,176 @@
+"""One request's way through the gateway: its lease, its outcome, its usage record. Each exactly once.
+
+Times are seconds on the clock's monotonic scale unless they end in `_at_s` (Unix). Tokens are counts.
+Prevents: a lease released twice or never, and a request that reached an engine without a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from admission.calls import Call
+from admission.estimate import PromptEstimator
+from admission.identity import Caller
+from admission.metrics import GatewayMetrics
+from admission.sse import Usage
+from admission.usage_spool import UsageSpool
+from admission.waiting import WaitingRoom
+from fleet.clock import Clock
+from fleet.messages import UsageRecord
+from fleet.offers import Dispatch, Lease
+from fleet.outcomes import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where endings are booked."""
+
+    clock: Clock
+    room: WaitingRoom
+    metrics: GatewayMetrics
+    spool: UsageSpool
+    estimator: PromptEstimator
+    pool_of: Callable[[str], str]
+
+
+class Passage:
+    """One offered request. `finish` may be called on every path; the first call counts."""
+
+    def __init__(self, ledger: Ledger, caller: Caller, call: Call, request_id: str) -> None:
+        self._ledger = ledger
+        self.caller = caller
+        self.call = call
+        self.request_id = request_id
+        self.flow = (caller.label, caller.tier.value)
+        self._arrived_s = ledger.clock.monotonic_s()
+        self._sent_s = self._arrived_s
+        self._last_lease: Lease | None = None
+        self._reached_engine = False
+        self._queued_s: float | None = None
+        self._is_queued = False
+        self._booked_tokens = 0
+        self.lease: Lease | None = None
+        self.usage: Usage | None = None
+        self.events = 0  # streamed events that reached us: the estimate when the engine does not say
+        self.ttft_s: float | None = None
+        self.is_finished = False
+        ledger.metrics.offered[self.flow] += 1
+
+    def waiting(self) -> None:
+        """Note that the gate has it and has not decided yet."""
+        self._is_queued = True
+        self._ledger.metrics.held.queued[self.flow] += 1
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """Hold the lease of a dispatch: the first, or one to another node."""
+        metrics = self._ledger.metrics
+        self._leave_queue()
+        metrics.held.running[self.flow] += 1
+        self._booked_tokens = dispatch.lease.tokens
+        metrics.held.tokens[self.flow] += self._booked_tokens
+        self.lease = self._last_lease = dispatch.lease
+        self._sent_s = self._ledger.clock.monotonic_s()
+        if self._queued_s is None:
+            self._queued_s = self._sent_s - self._arrived_s
+            metrics.dispatched[self.flow] += 1
+            metrics.queue_wait[self.flow].observe(self._queued_s)
+        else:
+            metrics.retries += 1
+
+    def gave_up(self, *, reached_engine: bool) -> None:
+        """Return the lease of an attempt that brought no answer; another node may be tried."""
+        self._reached_engine |= reached_engine
+        lease = self._take_lease()
+        if lease is not None:
+            self._ledger.room.release(
+                lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR
+            )
+
+    def extended(self, lease: Lease) -> None:
+        """Note that the lease books more now."""
+        self._ledger.metrics.held.tokens[self.flow] += lease.tokens - self._booked_tokens
+        self._booked_tokens = lease.tokens
+
+    def answered(self) -> None:
+        """Note that the engine has the request."""
+        self._reached_engine = True
+
+    def first_byte(self) -> None:
+        """Note the first byte of the answer."""
+        if self.ttft_s is None:
+            self.ttft_s = self._ledger.clock.monotonic_s() - self._arrived_s
+            self._ledger.metrics.ttft[self.flow].observe(self.ttft_s)
+
+    def finish(self, outcome: Outcome, *, used_nothing: bool = False) -> None:
+        """Book the ending: outcome, lease, tokens, usage record. Later calls change nothing.
+
+        `used_nothing`: the engine refused the request without working on it.
+        """
+        if self.is_finished:
+            return
+        self.is_finished = True
+        ledger = self._ledger
+        ledger.metrics.count_outcome(self.flow, outcome)
+        self._leave_queue()
+        lease = self._take_lease()
+        prompt, output = self._used(lease, used_nothing)
+        if lease is not None:
+            taught = Outcome.UPSTREAM_ERROR if used_nothing else outcome  # a refusal is no short answer
+            ledger.room.release(lease, prompt_tokens=prompt, output_tokens=output, outcome=taught)
+        if self._reached_engine and self._last_lease is not None:
+            self._record(self._last_lease, outcome, prompt, output)
+
+    def _leave_queue(self) -> None:
+        if self._is_queued:
+            self._is_queued = False
+            self._ledger.metrics.held.queued[self.flow] -= 1
+
+    def _take_lease(self) -> Lease | None:
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self._ledger.metrics.held.running[self.flow] -= 1
+            self._ledger.metrics.held.tokens[self.flow] -= self._booked_tokens
+        return lease
+
+    def _used(self, lease: Lease | None, used_nothing: bool) -> tuple[int, int]:
+        """Return prompt and output tokens: counted by the engine, else by us, else estimated."""
+        estimator, call = self._ledger.estimator, self.call
+        engine_s = self._ledger.clock.monotonic_s() - self._sent_s
+        if self.usage is not None:
+            estimator.learn(call.model, call.prompt, self.usage.prompt_tokens)
+            estimator.learn_pace(call.model, self.usage.output_tokens, engine_s)
+            return self.usage.prompt_tokens, self.usage.output_tokens
+        if used_nothing or lease is None or not self._reached_engine:
+            return 0, 0
+        if call.is_stream:
+            return lease.prompt_tokens, self.events
+        return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
+
+    def _record(self, lease: Lease, outcome: Outcome, prompt: int, output: int) -> None:
+        """Count the tokens and write the one usage record."""
+        ledger = self._ledger
+        ledger.metrics.count_tokens(self.flow, prompt, output)
+        ledger.spool.append(
+            UsageRecord(
+                seq=ledger.spool.next_seq,
+                request_id=self.request_id,
+                tenant=self.caller.tenant,
+                key_id=self.caller.key_id,
+                tier=lease.tier,
+                model=self.call.model,
+                endpoint=self.call.endpoint,
+                node=lease.node,
+                pool=ledger.pool_of(lease.node),
+                outcome=outcome,
+                prompt_tokens=prompt,
+                cached_tokens=self.usage.cached_tokens if self.usage else None,
+                output_tokens=output,
+                exact=self.usage is not None,
+                reserved_tokens=lease.tokens,
+                queued_s=self._queued_s or 0.0,
+                ttft_s=self.ttft_s,
+                engine_s=ledger.clock.monotonic_s() - self._sent_s,
+                finished_at_s=ledger.clock.now().timestamp(),
+            )
+        )

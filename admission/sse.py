@@ -1,0 +1,125 @@
+"""What flows from an engine to a client, looked at without being rewritten.
+
+Owns the reading of a server-sent event stream and of a plain answer: usage, end mark, in-stream error.
+Counts are tokens and events. Bytes pass as they came; an event is parsed only if it may hold usage, an
+error or the end. Prevents: tokens billed by guess when the engine counted them, and a stream that broke
+off taken for a finished one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+_HELD_BYTES = 1 << 20  # an event longer than this passes unread
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the engine counted for one request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+
+
+def usage_of(document: object) -> Usage | None:
+    """Return the usage an answer or chunk carries; None when it carries none that can be read."""
+    if not isinstance(document, dict):
+        return None
+    found: object = cast("dict[str, Any]", document).get("usage")
+    if not isinstance(found, dict):
+        return None
+    usage = cast("dict[str, Any]", found)
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    if not _is_count(prompt) or not _is_count(output):
+        return None
+    details: object = usage.get("prompt_tokens_details")
+    cached = cast("dict[str, Any]", details).get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(cast(int, prompt), cast(int, output), cast(int, cached) if _is_count(cached) else None)
+
+
+def usage_in(body: bytes) -> Usage | None:
+    """Return the usage of a whole JSON answer, or None."""
+    try:
+        return usage_of(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class StreamReader:
+    """One event stream. `feed` returns the bytes for the client, `rest` what is left at the end."""
+
+    def __init__(self, *, hides_usage: bool) -> None:
+        self._hides_usage = hides_usage
+        self._held = b""
+        self._separator = b""
+        self._is_readable = True
+        self.usage: Usage | None = None
+        self.events = 0  # complete events seen; one carries about one token
+        self.is_done = False  # the end mark was seen
+        self.has_error = False  # the engine reported an error inside the stream
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return what the client gets now. With hidden usage an unfinished event is held back."""
+        if not self._is_readable:
+            return chunk
+        if not self._separator:
+            self._separator = b"\r\n\r\n" if b"\r\n" in chunk else b"\n\n"
+        data = self._held + chunk if self._held else chunk
+        end = data.rfind(self._separator)
+        end = 0 if end < 0 else end + len(self._separator)
+        whole, self._held = (data, b"") if end == len(data) else (data[:end], data[end:])
+        passed = whole
+        if whole:
+            self.events += whole.count(self._separator)
+            if b'"usage"' in whole or b"[DONE]" in whole or b'"error"' in whole:
+                passed = self._read_events(whole)
+        if len(self._held) > _HELD_BYTES:
+            self._is_readable = False
+            passed, self._held = passed + self._held, b""
+        return passed if self._hides_usage else chunk
+
+    def rest(self) -> bytes:
+        """Return an unfinished last event that was held back."""
+        held, self._held = self._held, b""
+        return held if self._hides_usage else b""
+
+    def _read_events(self, whole: bytes) -> bytes:
+        kept: list[bytes] = []
+        for event in whole.split(self._separator)[:-1]:
+            if self._is_for_client(event):
+                kept.append(event)
+            else:
+                self.events -= 1
+        return b"".join(event + self._separator for event in kept)
+
+    def _is_for_client(self, event: bytes) -> bool:
+        """Read one event; False for the usage chunk that only we asked for."""
+        if not event.startswith(b"data:"):
+            return True
+        payload = event[5:].strip()
+        if payload == b"[DONE]":
+            self.is_done = True
+            self.events -= 1
+            return True
+        try:
+            document = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            return True
+        if not isinstance(document, dict):
+            return True
+        chunk = cast("dict[str, Any]", document)
+        if chunk.get("error"):
+            self.has_error = True
+        usage = usage_of(chunk)
+        if usage is None:
+            return True
+        self.usage = usage
+        return chunk.get("choices") != []

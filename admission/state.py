@@ -1,0 +1,89 @@
+"""What one gateway holds in memory: the assignment in force and the parts that serve it.
+
+Prevents: an assignment that is half in force (keys of one, quotas of another): `adopt` is the only way
+in, and it is synchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from admission.estimate import PromptEstimator
+from admission.identity import KeyRing
+from admission.metrics import GatewayMetrics
+from admission.passage import Ledger
+from admission.settings import Settings
+from admission.usage_spool import UsageSpool
+from admission.waiting import WaitingRoom
+from fleet.clock import Clock
+from fleet.gate import Gate
+from fleet.messages import Assignment, LastRejection
+from fleet.outcomes import Tier
+
+
+@dataclass(slots=True)
+class GatewayState:
+    """One gateway. One event loop reads and writes it."""
+
+    settings: Settings
+    clock: Clock
+    gate: Gate
+    room: WaitingRoom
+    metrics: GatewayMetrics
+    spool: UsageSpool
+    boot_id: str
+    started_at_s: float
+    estimator: PromptEstimator = field(default_factory=PromptEstimator)
+    assignment: Assignment | None = None
+    digest: str | None = None
+    is_from_disk: bool = False
+    is_draining: bool = False
+    last_rejection: LastRejection | None = None
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
+    models: frozenset[str] = frozenset()
+    pools: dict[str, str] = field(default_factory=dict[str, str])
+    on_change: list[Callable[[Assignment], None]] = field(
+        default_factory=list[Callable[[Assignment], None]]
+    )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where endings are booked."""
+        return Ledger(self.clock, self.room, self.metrics, self.spool, self.estimator, self.pool_of)
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether requests are admitted: an assignment is in force and nobody asked to drain."""
+        return self.assignment is not None and not self.is_draining
+
+    @property
+    def has_prefix_affinity(self) -> bool:
+        return self.assignment is not None and self.assignment.policy.routing.prefix_affinity
+
+    def pool_of(self, node: str) -> str:
+        """Return the pool of a node; of one that left the fleet meanwhile, its last."""
+        return self.pools.get(node, "")
+
+    def engine_priority(self, tier: Tier) -> int | None:
+        """Return the `priority` an engine gets for a tier."""
+        return None if self.assignment is None else self.assignment.policy.tiers[tier].engine_priority
+
+    def adopt(self, assignment: Assignment, digest: str, *, is_from_disk: bool) -> None:
+        """Put an assignment in force, whole."""
+        self.assignment = assignment
+        self.digest = digest
+        self.is_from_disk = is_from_disk
+        self.keys = KeyRing(assignment.credentials)
+        self.models = frozenset(model for node in assignment.nodes for model in node.models)
+        self.pools |= {node.name: node.pool for node in assignment.nodes}
+        self.gate.apply(assignment, self.clock.monotonic_s())
+        for notify in self.on_change:
+            notify(assignment)
+        self.room.pump()
+
+    def drain(self) -> None:
+        """Stop admitting; what runs goes on."""
+        self.is_draining = True
+        self.gate.drain()
+        self.room.pump()

@@ -1,0 +1,264 @@
+"""The durable spool of usage records: numbered, append-only, in segment files.
+
+Owns `usage/` of the state folder: `spool.id` and segments `<first seq>.jsonl`, one `crc32 json` line a
+record. A record is written through at once, so it survives a kill of the process; it is flushed to the
+disk in batches, and nothing is served before that. Sequence numbers rise by one without holes. Counts
+are bytes and records. Prevents: usage billed twice, lost by a crash, or seen once and gone after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from admission.durable import sync_folder, write_whole
+from fleet.errors import InvalidInput
+from fleet.messages import UsageRecord
+
+log = logging.getLogger(__name__)
+
+ID_FILE = "spool.id"
+_SUFFIX = ".jsonl"
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One file of consecutive records."""
+
+    path: Path
+    first_seq: int
+    last_seq: int  # first_seq - 1 while empty
+    size_bytes: int
+
+
+class UsageSpool:
+    """Append, flush, serve, drop. One owner; `flush` may run on another thread than the rest."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = 1 << 20, max_bytes: int = 512 << 20) -> None:
+        """Open or create the spool in `folder`. Raises OSError when the folder cannot be used.
+
+        A torn last line (the process or the power died while writing) is cut off. A spool damaged
+        elsewhere is kept aside and a new one with a new id begins.
+        """
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._max_bytes = max_bytes
+        self._unsynced: list[int] = []  # descriptors of finished segments that await their flush
+        self._descriptor = -1
+        self.dropped_records = 0  # lost to a full or failing disk since the start: alarm on it
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._segments = self._recover()
+        self._open_last()
+        self.last_seq = self._segments[-1].last_seq
+        self.synced_seq = 0
+        self.flush()
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next record must carry."""
+        return self.last_seq + 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of records on disk."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def needs_flush(self) -> bool:
+        """Say whether records are written but not yet flushed to the disk."""
+        return self.synced_seq < self.last_seq
+
+    def append(self, record: UsageRecord) -> bool:
+        """Write one record, `record.seq` being `next_seq`. False: dropped, the disk is full or failing.
+
+        Raises InvalidInput for another seq. A dropped record uses no number, so no hole appears.
+        """
+        if record.seq != self.next_seq:
+            raise InvalidInput(f"usage record {record.seq} does not follow {self.last_seq}")
+        body = record.model_dump_json().encode()
+        line = b"%08x %s\n" % (zlib.crc32(body), body)
+        if self.size_bytes + len(line) > self._max_bytes:
+            return self._drop("usage spool is full", None)
+        try:
+            self._roll_if_full(len(line))
+            self._write(line)
+        except OSError as exc:
+            return self._drop("usage spool cannot be written", exc)
+        segment = self._segments[-1]
+        segment.size_bytes += len(line)
+        segment.last_seq = self.last_seq = record.seq
+        return True
+
+    def flush(self) -> None:
+        """Bring what was appended before this call to the disk. Raises OSError; nothing is marked then."""
+        target = self.last_seq
+        descriptor = self._descriptor  # before the list: a roll in between puts it there too
+        finished = [old for old in self._unsynced if old != descriptor]
+        for old in finished:
+            os.fdatasync(old)
+        os.fdatasync(descriptor)
+        self.synced_seq = target
+        for old in finished:
+            self._unsynced.remove(old)
+            os.close(old)
+
+    def close(self) -> None:
+        """Flush and close. The spool cannot be used afterwards."""
+        self.flush()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    # -- serving ------------------------------------------------------------------------------------
+
+    def read(self, after: int, limit: int) -> list[bytes]:
+        """Return the JSON of at most `limit` flushed records with seq > `after`, in order. Any thread."""
+        found: list[bytes] = []
+        newest = self.synced_seq
+        for segment in list(self._segments):
+            if segment.last_seq <= after or len(found) >= limit:
+                continue
+            for seq, (body, _) in enumerate(_lines(segment.path), start=segment.first_seq):
+                if seq > newest or len(found) >= limit:
+                    return found
+                if seq > after:
+                    found.append(body)
+        return found
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget records up to `seq`: whole segments are removed; the newest stays, it carries the number.
+
+        Raises InvalidInput when `seq` was never served.
+        """
+        if seq > self.synced_seq:
+            raise InvalidInput(
+                f"records up to {seq} are acknowledged but only {self.synced_seq} exist",
+                field="seq",
+                hint="Ask GET /admin/status for the spool's id and last number",
+            )
+        kept = [s for s in self._segments[:-1] if s.last_seq > seq] + self._segments[-1:]
+        for segment in self._segments:
+            if segment not in kept:
+                segment.path.unlink(missing_ok=True)
+        self._segments = kept
+
+    # -- files --------------------------------------------------------------------------------------
+
+    def _write(self, line: bytes) -> None:
+        written = os.write(self._descriptor, line)
+        if written != len(line):  # a short write means a full disk: take the torn line back
+            os.ftruncate(self._descriptor, self._segments[-1].size_bytes)
+            raise OSError(f"{written} of {len(line)} bytes written")
+
+    def _drop(self, message: str, exc: OSError | None) -> bool:
+        self.dropped_records += 1
+        log.error(message, extra={"dropped": self.dropped_records, "reason": str(exc) if exc else "size"})
+        return False
+
+    def _roll_if_full(self, coming_bytes: int) -> None:
+        segment = self._segments[-1]
+        if segment.size_bytes == 0 or segment.size_bytes + coming_bytes <= self._segment_bytes:
+            return
+        self._segments.append(self._create(self.next_seq))
+        self._unsynced.append(self._descriptor)  # before the new one opens: a flush meanwhile sees both
+        self._open_last()
+
+    def _create(self, first_seq: int) -> _Segment:
+        path = self._folder / f"{first_seq:020d}{_SUFFIX}"
+        path.touch(mode=0o600)
+        sync_folder(self._folder)
+        return _Segment(path, first_seq, first_seq - 1, 0)
+
+    def _open_last(self) -> None:
+        self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
+
+    # -- opening ------------------------------------------------------------------------------------
+
+    def _recover(self) -> list[_Segment]:
+        id_path = self._folder / ID_FILE
+        self.spool_id = id_path.read_text().strip() if id_path.exists() else ""
+        paths = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        if self.spool_id and paths:
+            segments = [_scan(path, cut=path == paths[-1]) for path in paths]
+            if _is_whole(segments):
+                return [segment for segment in segments if segment is not None]
+            log.error("usage spool is damaged and was kept aside", extra={"spool": self.spool_id})
+        self._keep_aside(paths)
+        self.spool_id = secrets.token_hex(8)
+        write_whole(id_path, self.spool_id.encode() + b"\n")
+        return [self._create(1)]
+
+    def _keep_aside(self, paths: list[Path]) -> None:
+        if not paths:
+            return
+        aside = self._folder / f"damaged-{self.spool_id or 'unnamed'}-{secrets.token_hex(4)}"
+        aside.mkdir(mode=0o700)
+        for path in paths:
+            path.rename(aside / path.name)
+
+
+def _is_whole(segments: list[_Segment | None]) -> bool:
+    """Say whether every segment is sound and follows the one before."""
+    previous: _Segment | None = None
+    for segment in segments:
+        if segment is None or (previous and segment.first_seq != previous.last_seq + 1):
+            return False
+        previous = segment
+    return True
+
+
+def _scan(path: Path, *, cut: bool) -> _Segment | None:
+    """Return what a segment file holds; None if it is damaged. `cut`: remove a torn tail first."""
+    if not path.stem.isdigit():
+        return None
+    first_seq = int(path.stem)
+    last_seq, good_bytes = first_seq - 1, 0
+    for body, end in _lines(path):
+        if _seq_of(body) != last_seq + 1:
+            return None
+        last_seq, good_bytes = last_seq + 1, end
+    if good_bytes == path.stat().st_size:
+        return _Segment(path, first_seq, last_seq, good_bytes)
+    if not cut or _has_records_behind(path, good_bytes):
+        return None
+    log.warning("torn tail of the usage spool cut off", extra={"after_seq": last_seq})
+    os.truncate(path, good_bytes)
+    return _Segment(path, first_seq, last_seq, good_bytes)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield (json, offset behind it) of each line whose checksum holds; stop at the first that does not."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            end += len(line)
+            if not _is_sound(line):
+                return
+            yield line[9:-1], end
+
+
+def _is_sound(line: bytes) -> bool:
+    return line.endswith(b"\n") and line[:9] == b"%08x " % zlib.crc32(line[9:-1])
+
+
+def _has_records_behind(path: Path, offset: int) -> bool:
+    """Say whether a sound record follows the first bad one: then it is damage, not a torn tail."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return any(_is_sound(line) for line in file)
+
+
+def _seq_of(body: bytes) -> int | None:
+    try:
+        record = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return record.get("seq") if isinstance(record, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

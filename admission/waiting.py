@@ -1,0 +1,100 @@
+"""The waiting room: ties the gate's tickets to the tasks that wait for them.
+
+Owns the one timer that polls the gate. Times are seconds on the clock's monotonic scale. One event loop
+calls everything here, so there is no lock. Prevents: a queued request that nobody wakes, and a lease
+opened for a task that is already gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fleet.clock import Clock
+from fleet.gate import Gate
+from fleet.offers import Dispatch, Event, Evicted, Lease, Queued, Refused, Request, Started, Ticket
+from fleet.outcomes import Outcome
+
+
+class WaitingRoom:
+    """Admits requests through the gate, waiting where the gate says so."""
+
+    def __init__(self, gate: Gate, clock: Clock) -> None:
+        self._gate = gate
+        self._clock = clock
+        self._waiters: dict[Ticket, asyncio.Future[Event]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def admit(self, request: Request) -> Dispatch | Refused | Evicted:
+        """Return the gate's answer, after the wait if there is one.
+
+        Cancelled while waiting: the place in the queue, or the lease just opened, is given back.
+        """
+        decision = self._gate.offer(request, self._clock.monotonic_s())
+        if not isinstance(decision, Queued):
+            return decision
+        ticket = decision.ticket
+        waiter: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket] = waiter
+        self.pump()
+        try:
+            event = await waiter
+        except asyncio.CancelledError:
+            self._give_back(ticket, waiter)
+            raise
+        return Dispatch(event.node, event.lease) if isinstance(event, Started) else event
+
+    def release(
+        self, lease: Lease, *, prompt_tokens: int | None, output_tokens: int | None, outcome: Outcome
+    ) -> bool:
+        """Close a lease and start what fits now. False when it was closed before."""
+        is_first = self._gate.release(
+            lease,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            outcome=outcome,
+            now_s=self._clock.monotonic_s(),
+        )
+        self.pump()
+        return is_first
+
+    def pump(self) -> None:
+        """Poll the gate, wake whom it names, and set the timer for the next time it must be polled."""
+        for event in self._gate.poll(self._clock.monotonic_s()):
+            waiter = self._waiters.pop(event.ticket, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(event)
+            elif isinstance(event, Started):
+                self._return_unused(event.lease)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_back(self, ticket: Ticket, waiter: asyncio.Future[Event]) -> None:
+        self._waiters.pop(ticket, None)
+        if self._gate.cancel(ticket, self._clock.monotonic_s()):
+            self.pump()
+        elif waiter.done() and not waiter.cancelled():
+            event = waiter.result()
+            if isinstance(event, Started):
+                self._return_unused(event.lease)
+                self.pump()
+
+    def _return_unused(self, lease: Lease) -> None:
+        self._gate.release(
+            lease,
+            prompt_tokens=0,
+            output_tokens=0,
+            outcome=Outcome.CLIENT_GONE,
+            now_s=self._clock.monotonic_s(),
+        )
+
+    def _set_timer(self) -> None:
+        self.close()
+        due_s = self._gate.next_deadline_s()
+        if due_s is not None:
+            delay_s = max(due_s - self._clock.monotonic_s(), 0.001)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
