@@ -42,12 +42,12 @@ def read_page(
             state=PageState.TOO_LARGE,
             hint=f"The page has {len(body)} bytes; pages over {caps.body_bytes} bytes are not read",
         )
-    if not families.samples and not families.declared and not families.saw_sample:
+    if not families.series and not families.declared and not families.saw_sample:
         return _no_metrics(page, body, content_type)
-    if TRITON_SUCCESS in families.samples:
+    if TRITON_SUCCESS in families.series:
         return _read_triton(page, families)
     for dialect in DIALECTS:
-        if any(name.startswith(dialect.prefix) for name in families.samples):
+        if any(name.startswith(dialect.prefix) for name in families.series):
             return _read_engines(page, families, dialect)
     return _no_engine(page, families)
 
@@ -84,11 +84,11 @@ def _no_metrics(page: PageReading, body: bytes, content_type: str | None) -> Pag
 
 def _no_engine(page: PageReading, families: Families) -> PageReading:
     """A valid page of something else, or of an engine that keeps its statistics off."""
-    http = families.samples.get("http_requests_total", [])
-    is_vllm = any(_is_inference(labels.get("handler", "")) for labels, _ in http)
+    http = families.series.get("http_requests_total", [])
+    is_vllm = any(_is_inference(key.labels.get("handler", "")) for key, _ in http)
     if is_vllm:
         hint = "An engine without statistics: start vLLM without --disable-log-stats"
-    elif any(name.startswith("DCGM_") for name in families.samples):
+    elif any(name.startswith("DCGM_") for name in families.series):
         return replace(
             page,
             dialect="dcgm",
@@ -109,7 +109,7 @@ def _no_engine(page: PageReading, families: Families) -> PageReading:
 
 
 def _only(families: Families, name: str) -> float | None:
-    samples = families.samples.get(name)
+    samples = families.series.get(name)
     return samples[0][1] if samples else None
 
 
@@ -119,16 +119,16 @@ def _is_inference(handler: str) -> bool:
 
 def _http(families: Families, status: str) -> int | None:
     """Answers of a class (2xx, 5xx) to POST on inference paths; 0 when the family is there without any."""
-    samples = families.samples.get("http_requests_total")
+    samples = families.series.get("http_requests_total")
     if samples is None:
         is_declared = bool({"http_requests_total", "http_requests"} & families.declared)
         return 0 if is_declared else None
     wanted = [
         value
-        for labels, value in samples
-        if labels.get("method") == "POST"
-        and labels.get("status", "").startswith(status)
-        and _is_inference(labels.get("handler", ""))
+        for key, value in samples
+        if key.labels.get("method") == "POST"
+        and key.labels.get("status", "").startswith(status)
+        and _is_inference(key.labels.get("handler", ""))
     ]
     return whole_count(sum(wanted))
 
@@ -157,14 +157,14 @@ def _dialect_name(families: Families, dialect: Dialect, has_engine_label: bool) 
     if dialect is not VLLM or has_engine_label:
         return dialect.name
     newer = ("vllm:kv_cache_usage_perc", "vllm:inter_token_latency_seconds_bucket")
-    return "llm_d_sim" if any(name in families.samples for name in newer) else "vllm_v0"
+    return "llm_d_sim" if any(name in families.series for name in newer) else "vllm_v0"
 
 
 def _state(
     families: Families, dialect: Dialect, engines: tuple[EngineReading, ...]
 ) -> tuple[PageState, str]:
     """Tell an engine's page from a router's and from one whose engine has said nothing yet."""
-    known = families.declared | families.samples.keys()
+    known = families.declared | families.series.keys()
     is_engine = any(mark in known for mark in dialect.marks) or any(e.engine for e in engines)
     if not is_engine:
         return PageState.ROUTER, (
@@ -179,7 +179,7 @@ def _state(
 
 
 def _rejections(families: Families) -> int | None:
-    samples = families.samples.get("vllm:admission_rejections_total")
+    samples = families.series.get("vllm:admission_rejections_total")
     return None if samples is None else whole_count(sum(value for _, value in samples))
 
 
@@ -189,10 +189,10 @@ def _lora_adapters(families: Families) -> tuple[str, ...] | None:
     A series stays for ever once it was there, and in multi-process mode its time is a sum, so only the
     order of the values means anything. None: the page has no such series.
     """
-    samples = families.samples.get("vllm:lora_requests_info")
+    samples = families.series.get("vllm:lora_requests_info")
     if not samples:
         return None
-    labels = max(samples, key=lambda sample: sample[1])[0]
+    labels = max(samples, key=lambda sample: sample[1])[0].labels
     listed = f"{labels.get('running_lora_adapters', '')},{labels.get('waiting_lora_adapters', '')}"
     return tuple(sorted({name.strip() for name in listed.split(",")} - {""}))
 
@@ -202,10 +202,15 @@ def _read_triton(page: PageReading, families: Families) -> PageReading:
 
     The ensemble is taken; where there is none, the model with the most requests.
     """
-    successes = {s.get("model", ""): value for s, value in families.samples[TRITON_SUCCESS]}
+    successes: dict[str, float] = {}
+    for key, value in families.series[TRITON_SUCCESS]:  # one series a version of the model
+        name = key.labels.get("model", "")
+        successes[name] = successes.get(name, 0.0) + value
     model = "ensemble" if successes.get("ensemble") else max(sorted(successes), key=successes.__getitem__)
     finished = {"finished": whole_count(successes[model])}
-    failures = [v for s, v in families.samples.get(TRITON_FAILURE, ()) if s.get("model") == model]
+    failures = [
+        value for key, value in families.series.get(TRITON_FAILURE, ()) if key.labels.get("model") == model
+    ]
     if failures:
         finished["error"] = whole_count(sum(failures))
     engine = EngineReading(

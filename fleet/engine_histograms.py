@@ -7,11 +7,13 @@ taken at its word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import inf, isnan
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
 
 from fleet.dialect_names import Names
-from fleet.exposition import Families, Sample
+from fleet.exposition import Families
+from fleet.exposition_lines import Sample
 from fleet.histograms import from_cumulative
 from fleet.readings import Histogram
 
@@ -47,65 +49,78 @@ def _family(
     repeat_labels: Names,
     remarks: list[str],
 ) -> dict[Key, Histogram]:
-    sums = _sums(families.samples.get(f"{name}_sum", []), key_of, repeat_labels)
-    found: dict[Key, Histogram] = {}
-    for key, series in _buckets(families.samples.get(f"{name}_bucket", []), key_of, repeat_labels).items():
-        cumulative: dict[float, float] = {}
-        for buckets in series.values():
-            for bound, value in buckets.items():
-                cumulative[bound] = cumulative.get(bound, 0.0) + value
-        where = f"{name} of engine {key[0] or '-'}"
-        bounds = sorted(cumulative)
-        if not bounds or bounds[-1] != inf:
-            remarks.append(f"{where} has no +Inf bucket")
-        elif len(bounds) > BUCKETS_MAX:
-            remarks.append(f"{where} has {len(bounds)} buckets, over {BUCKETS_MAX}")
-        elif len({tuple(sorted(b)) for b in series.values()}) > 1:
-            remarks.append(f"{where} has parts with different bounds")
-        elif not all(0 <= value < 2.0**63 for value in cumulative.values()):
-            remarks.append(f"{where} has a bucket that is not a count")
+    groups = _groups(families.series.get(f"{name}_bucket", ()))
+    if not groups:
+        return {}
+    sums = {key.group: value for key, value in families.series.get(f"{name}_sum", ())}
+    found: dict[Key, list[_Part]] = {}
+    for group, (sample, buckets) in groups.items():
+        bounds, cumulative = zip(*buckets, strict=True)
+        part = _Part(bounds, cumulative, sums.get(group), sample[0].labels)
+        found.setdefault(key_of(sample), []).append(part)
+    histograms: dict[Key, Histogram] = {}
+    for key, parts in found.items():
+        histogram, problem = _build(parts if len(parts) == 1 else _without_repeats(parts, repeat_labels))
+        if histogram is not None:
+            histograms[key] = histogram
         else:
-            counts = [cumulative[bound] for bound in bounds]
-            histogram = from_cumulative(bounds, counts, sums.get(key))
-            if histogram is not None:
-                found[key] = histogram
-    return found
+            remarks.append(f"{name} of engine {key[0] or '-'} {problem}")
+    return histograms
 
 
-#: Labels besides the bound and the repeats: one histogram of several that make up a family.
-Part = tuple[tuple[str, str], ...]
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One histogram as written: cumulative counts at ascending bounds."""
+
+    bounds: tuple[float, ...]
+    cumulative: tuple[float, ...]
+    sum: float | None
+    labels: Mapping[str, str]
 
 
-def _part(labels: Mapping[str, str], repeat_labels: Names) -> Part:
-    return tuple(sorted((k, v) for k, v in labels.items() if k != "le" and k not in repeat_labels))
-
-
-def _buckets(
-    samples: list[Sample], key_of: Callable[[Sample], Key], repeat_labels: Names
-) -> dict[Key, dict[Part, dict[float, float]]]:
-    found: dict[Key, dict[Part, dict[float, float]]] = {}
+def _groups(samples: Iterable[Sample]) -> dict[str, tuple[Sample, list[tuple[float, float]]]]:
+    """(bound, count) by the labels the buckets share, in order of the bounds, with a sample of each."""
+    groups: dict[str, tuple[Sample, list[tuple[float, float]]]] = {}
     for sample in samples:
-        labels, value = sample
-        bound = _bound(labels.get("le", ""))
-        if bound is None:
+        key, value = sample
+        if key.bound is None:
             continue
-        buckets = found.setdefault(key_of(sample), {}).setdefault(_part(labels, repeat_labels), {})
-        buckets[bound] = max(value, buckets.get(bound, value))
-    return found
+        if key.group in groups:
+            groups[key.group][1].append((key.bound, value))
+        else:
+            groups[key.group] = (sample, [(key.bound, value)])
+    for _, buckets in groups.values():
+        buckets.sort()
+    return groups
 
 
-def _bound(text: str) -> float | None:
-    try:
-        bound = float(text)
-    except ValueError:
-        return None
-    return None if isnan(bound) or bound == -inf else bound
+def _without_repeats(parts: list[_Part], repeat_labels: Names) -> list[_Part]:
+    """Of parts that differ only in a repeating label keep the one with the most observations."""
+    kept: dict[tuple[tuple[str, str], ...], _Part] = {}
+    for part in parts:
+        told = tuple(sorted((k, v) for k, v in part.labels.items() if k != "le" and k not in repeat_labels))
+        other = kept.get(told)
+        if other is None or part.cumulative[-1] > other.cumulative[-1]:
+            kept[told] = part
+    return list(kept.values())
 
 
-def _sums(samples: list[Sample], key_of: Callable[[Sample], Key], repeat_labels: Names) -> dict[Key, float]:
-    parts: dict[Key, dict[Part, float]] = {}
-    for sample in samples:
-        own = parts.setdefault(key_of(sample), {})
-        part = _part(sample[0], repeat_labels)
-        own[part] = max(sample[1], own.get(part, sample[1]))
-    return {key: sum(own.values()) for key, own in parts.items()}
+def _build(parts: list[_Part]) -> tuple[Histogram | None, str]:
+    """Add the parts up, or say what is wrong with them."""
+    bounds = parts[0].bounds
+    if bounds[-1] != inf:
+        return None, "has no +Inf bucket"
+    if len(bounds) > BUCKETS_MAX:
+        return None, f"has {len(bounds)} buckets, over {BUCKETS_MAX}"
+    if any(part.bounds != bounds for part in parts):
+        return None, "has parts with different bounds"
+    if len(set(bounds)) < len(bounds):
+        return None, "has a bound twice"
+    counts = parts[0].cumulative
+    if len(parts) > 1:
+        counts = tuple(map(sum, zip(*(part.cumulative for part in parts), strict=True)))
+    if min(counts) < 0 or max(counts) >= 2.0**63:
+        return None, "has a bucket that is not a count"
+    sums = [part.sum for part in parts]
+    total = sum(s for s in sums if s is not None) if None not in sums else None
+    return from_cumulative(bounds, counts, total), ""

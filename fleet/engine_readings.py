@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from fleet.dialect_names import VLLM, Dialect, Names
 from fleet.engine_histograms import read_histograms
-from fleet.exposition import Families, Sample
+from fleet.exposition import Families
+from fleet.exposition_lines import Sample
 from fleet.readings import EngineReading, Histogram
 
 ENGINES_MAX = 512
@@ -121,7 +122,7 @@ class _Page:
         self.finished = {}
 
     def key(self, sample: Sample) -> EngineKey:
-        labels = sample[0]
+        labels = sample[0].labels
         engine = ""
         for name in self.dialect.engine_labels:
             engine = labels.get(name, engine)
@@ -129,7 +130,7 @@ class _Page:
 
     def split(self, name: str) -> dict[EngineKey, list[Sample]]:
         found: dict[EngineKey, list[Sample]] = {}
-        for sample in self.families.samples.get(name, ()):
+        for sample in self.families.series.get(name, ()):
             found.setdefault(self.key(sample), []).append(sample)
         return found
 
@@ -139,8 +140,8 @@ class _Page:
             return samples[0][1]
         repeats = self.dialect.repeat_labels
         parts: dict[tuple[tuple[str, str], ...], float] = {}
-        for labels, value in samples:
-            part = tuple(sorted(item for item in labels.items() if item[0] not in repeats))
+        for key, value in samples:
+            part = tuple(sorted(item for item in key.labels.items() if item[0] not in repeats))
             parts[part] = max(value, parts.get(part, value))
         return sum(parts.values())
 
@@ -153,7 +154,7 @@ class _Page:
     def put_part(self, field: str, name: str, part: tuple[str, str]) -> None:
         """Set `field` from the series of `name` that carry the label `part`."""
         for key, samples in self.split(name).items():
-            chosen = [s for s in samples if s[0].get(part[0]) == part[1]]
+            chosen = [s for s in samples if s[0].labels.get(part[0]) == part[1]]
             if chosen:
                 self.values.setdefault(key, {})[field] = self.total(chosen)
 
@@ -161,7 +162,7 @@ class _Page:
         for key, samples in self.split(self.dialect.finished).items():
             reasons: dict[str, list[Sample]] = {}
             for sample in samples:
-                reasons.setdefault(sample[0].get("finished_reason", "finished"), []).append(sample)
+                reasons.setdefault(sample[0].labels.get("finished_reason", "finished"), []).append(sample)
             for reason, chosen in reasons.items():
                 self._finish(key, reason, self.total(chosen))
         for reason, name in self.dialect.finished_alone.items():
@@ -211,7 +212,8 @@ class _Page:
 
 def _with_cache_config(page: _Page, key: EngineKey, engine: EngineReading) -> EngineReading:
     """Add the cache configuration, whose series has an engine label and no model name."""
-    for labels, _ in page.families.samples.get("vllm:cache_config_info", ()):
+    for series, _ in page.families.series.get("vllm:cache_config_info", ()):
+        labels = series.labels
         if (labels.get("engine", ""), labels.get("ReplicaId", "")) == (key[0], key[2]):
             config = {k: v for k, v in labels.items() if k not in {"engine", "ReplicaId"}}
             return replace(engine, cache_config=config, kv_capacity_tokens=kv_capacity_tokens(config))
@@ -220,15 +222,15 @@ def _with_cache_config(page: _Page, key: EngineKey, engine: EngineReading) -> En
 
 def _vllm_flags(page: _Page, engine: EngineReading) -> tuple[str, ...]:
     """Remarks on what this age and configuration of vLLM make of its numbers."""
-    samples = page.families.samples
+    series = page.families.series
     flags: list[str] = []
-    drafts = samples.get("vllm:spec_decode_num_drafts_total", [])
+    drafts = series.get("vllm:spec_decode_num_drafts_total", [])
     if any(value > 0 for _, value in drafts):
         flags.append("itl_per_step")  # a step yields several tokens: ITL is not time per token
     has_queries = engine.prefix_cache_queries is not None
-    if has_queries and "vllm:prefix_cache_queries_total" not in samples:
+    if has_queries and "vllm:prefix_cache_queries_total" not in series:
         flags.append("prefix_cache_unit_unknown")  # 0.8 counts blocks, 0.9 and later tokens
-    is_old = not any(name in samples for name in _SINCE_0_11_1)
+    is_old = not any(name in series for name in _SINCE_0_11_1)
     if has_queries and is_old and engine.preemptions:
         flags.append("prefix_hits_include_preempted")  # recomputed requests counted as hits to 0.11
     return tuple(flags)

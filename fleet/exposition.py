@@ -8,33 +8,16 @@ hostile, cut or merely unusual line costing a node all its metrics, or turning i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite
 
+from fleet.exposition_layout import PageMemory
+from fleet.exposition_lines import Sample, read_line
+
 _MIB = 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
-LABELS_MAX = 128  # a cache configuration of vLLM 0.32 has 36
-LABEL_VALUE_CHARS_MAX = 8192
-
-#: Written prefix -> the prefix we read by. Ray and KServe put theirs in front; an OpenMetrics page asked
-#: for at `/metrics/` has `vllm_` where the text page has `vllm:`. Longest first.
-PREFIX_REWRITES: tuple[tuple[str, str], ...] = (
-    ("kserve_vllm:", "vllm:"),
-    ("kserve_vllm_", "vllm:"),
-    ("ray_vllm:", "vllm:"),
-    ("ray_vllm_", "vllm:"),
-    ("vllm_", "vllm:"),
-    ("ray_sglang:", "sglang:"),
-    ("sglang_", "sglang:"),
-)
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,|$)')
-_ESCAPE = re.compile(r'\\([\\"n])')
-_PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9.eE+-]*|\.[0-9][0-9eE+-]*|[Ii]nf(?:inity)?|[Nn]a[Nn])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +34,11 @@ class Caps:
 DEFAULT_CAPS = Caps()
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesKey:
-    """A series' name after prefix rewriting, its labels unescaped, and one spelling for equal keys."""
-
-    name: str
-    labels: Mapping[str, str]
-    canonical: str
-
-
-#: One series of a page: its labels and its (finite) value. A bare tuple, for hundreds are made a page.
-Sample = tuple[Mapping[str, str], float]
-
-
 @dataclass(slots=True)
 class Families:
     """All wanted samples of a page by name. `declared` has the families with a `# TYPE` line."""
 
-    samples: dict[str, list[Sample]] = field(default_factory=dict[str, list[Sample]])
+    series: dict[str, list[Sample]] = field(default_factory=dict[str, list[Sample]])
     declared: set[str] = field(default_factory=set[str])
     dropped: list[str] = field(default_factory=list[str])
     dropped_more: int = 0
@@ -76,106 +46,18 @@ class Families:
     too_large: bool = False
     saw_sample: bool = False  # any line at all that reads as a sample, wanted or not
 
+    @property
+    def samples(self) -> dict[str, list[tuple[Mapping[str, str], float]]]:
+        """The samples by name as (labels, value), for callers that need no more."""
+        return {name: [(k.labels, v) for k, v in family] for name, family in self.series.items()}
+
     def remarks(self) -> tuple[str, ...]:
         """Return why lines were left out, the last entry counting those beyond the cap."""
         more = (f"and {self.dropped_more} more",) if self.dropped_more else ()
         return (*self.dropped, *more)
 
 
-@lru_cache(maxsize=16_384)
-def _short_key(head: str) -> SeriesKey:
-    return _series_key(head)
-
-
-def _series_key(head: str) -> SeriesKey:
-    """Read `name` or `name{labels}`, exactly. Raises ValueError with the reason."""
-    name, brace, rest = head.partition("{")
-    name = name.rstrip(" \t") if brace else name
-    if not _NAME.fullmatch(name):
-        raise ValueError("not a metric name")
-    labels: dict[str, str] = {}
-    if brace:
-        if not rest.endswith("}"):
-            raise ValueError("labels do not end")
-        labels = _labels(rest[:-1])
-    for written, ours in PREFIX_REWRITES:
-        if name.startswith(written):
-            name = ours + name[len(written) :]
-            break
-    canonical = name + "\x00" + "\x00".join(f"{k}\x01{v}" for k, v in sorted(labels.items()))
-    return SeriesKey(name, labels, canonical)
-
-
-def _labels(text: str) -> dict[str, str]:
-    """Read the inside of the braces. A trailing comma is allowed. Raises ValueError with the reason."""
-    labels: dict[str, str] = {}
-    at, end = 0, len(text)
-    while at < end and not text[at:].isspace():
-        match = _LABEL.match(text, at)
-        if match is None:
-            raise ValueError("labels are malformed")
-        name, value, _ = match.groups()
-        if "\\" in value:
-            value = _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], value)
-        if name in labels:
-            raise ValueError(f"label {name} is given twice")
-        if len(value) > LABEL_VALUE_CHARS_MAX:
-            raise ValueError(f"label {name} has {len(value)} characters, over {LABEL_VALUE_CHARS_MAX}")
-        labels[name] = value
-        if len(labels) > LABELS_MAX:
-            raise ValueError(f"over {LABELS_MAX} labels")
-        at = match.end()
-    return labels
-
-
-def number(text: str) -> float:
-    """Return the float `text` spells as exporters spell it. Raises ValueError for anything else.
-
-    Python's own reading is wider: it takes `1_0` and digits of other scripts.
-    """
-    if not _PLAIN_NUMBER.fullmatch(text):
-        raise ValueError("not a number")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("not a number") from None
-
-
-def read_line(line: str) -> tuple[SeriesKey, float]:
-    """Read one sample line by the rules: labels, value, then a timestamp and an exemplar, both ignored.
-
-    Raises ValueError with the reason when it is not such a line. This is the path for unusual lines;
-    usual ones take the short cut in `read_families`, which must agree with it.
-    """
-    line = line.strip(" \t\r")
-    brace = line.find("{")
-    blank = next((i for i, c in enumerate(line) if c in " \t"), -1)
-    if brace < 0 or (0 <= blank < brace and line[blank:brace].strip(" \t")):
-        head, rest = (line[:blank], line[blank:]) if blank >= 0 else (line, "")
-    else:
-        close = _closing_brace(line, brace)
-        head, rest = line[: close + 1], line[close + 1 :]
-    value, _, exemplar = rest.strip(" \t").partition("#")
-    words = value.split()
-    if not 1 <= len(words) <= 2 or (exemplar and not exemplar.lstrip(" \t").startswith("{")):
-        raise ValueError("not a sample line")
-    if len(words) == 2:
-        number(words[1])
-    return _series_key(head), number(words[0])
-
-
-def _closing_brace(line: str, brace: int) -> int:
-    at, quoted = brace + 1, False
-    while at < len(line):
-        char = line[at]
-        if quoted and char == "\\":
-            at += 1
-        elif char == '"':
-            quoted = not quoted
-        elif char == "}" and not quoted:
-            return at
-        at += 1
-    raise ValueError("labels do not end")
+_memory = lru_cache(maxsize=4)(PageMemory)
 
 
 def _chunks(body: bytes, line_bytes: int) -> Iterator[tuple[list[str], bool]]:
@@ -209,34 +91,41 @@ def read_families(body: bytes, *, prefixes: tuple[str, ...], caps: Caps = DEFAUL
         found.dropped.append(f"page of {len(body)} bytes is over the cap of {caps.body_bytes}")
         return found
     reader = _PageReader(found, prefixes, caps)
-    is_cut = not body.endswith(b"\n") and b"# TYPE " in body
-    if is_cut:
+    if not body.endswith(b"\n") and b"# TYPE " in body:
         last = body.rfind(b"\n") + 1
         found.ended = body[last:].strip() == b"# EOF"
         if not found.ended:
             reader.drop(body.count(b"\n"), "last line is cut short")
         body = body[:last]
+    is_usual = len(body) <= _CHUNK_BYTES and body.isascii()
     for lines, whole in _chunks(body, caps.line_bytes):
+        if whole and is_usual and reader.take_known(lines):
+            return found
         reader.take(lines if whole else reader.short_lines(lines))
-        if reader.full:
+        if len(reader.taken) > caps.series:
             break
+    reader.close()
     return found
 
 
 class _PageReader:
-    """State of one reading: what was seen, where we are, and whether the series cap is reached."""
+    """One reading: what was taken so far (with line numbers, for remarks), and where we are."""
 
     def __init__(self, found: Families, prefixes: tuple[str, ...], caps: Caps) -> None:
         self.found = found
         self.prefixes = prefixes
         self.caps = caps
         self.line = 0
-        self.full = False
-        self._seen: set[str] = set()
+        self.taken: list[Sample] = []
+        self._last: list[str] = []  # the lines read last: the whole page, where it is not a large one
+        self._memory = _memory(prefixes)
 
     def drop(self, line: int, reason: str) -> None:
+        self.remark(f"line {line + 1}: {reason}")
+
+    def remark(self, text: str) -> None:
         if len(self.found.dropped) < self.caps.dropped:
-            self.found.dropped.append(f"line {line + 1}: {reason}")
+            self.found.dropped.append(text)
         else:
             self.found.dropped_more += 1
 
@@ -249,72 +138,103 @@ class _PageReader:
                 lines[index] = ""
         return lines
 
+    def take_known(self, lines: list[str]) -> bool:
+        """Read a whole page by a layout known from earlier pages; False where none fits."""
+        fit = self._memory.compare(lines)
+        if fit is None:
+            return False
+        layout, taken = fit
+        if len(taken) > self.caps.family_series:
+            return False
+        self.found.series = layout.by_name(taken)
+        self.found.declared = set(layout.declared)
+        self.found.ended = layout.ended
+        self.found.saw_sample = bool(layout.keys or layout.others.numbers)
+        return True
+
     def take(self, lines: list[str]) -> None:
         """Read `lines`, the usual ones by a short cut: split at the last blank, key from the memo."""
-        prefixes, seen, samples = self.prefixes, self._seen, self.found.samples
+        key_of, taken, is_other = self._memory.key, self.taken, False
         for index, line in enumerate(lines):
-            if not line.startswith(prefixes):
-                if line:
-                    self._other(line, index)
+            if not line:
+                continue
+            if line[0] == "#":
+                self._comment(line)
                 continue
             head, _, text = line.rpartition(" ")
             try:
-                key = _short_key(head) if len(head) < 512 else _series_key(head)
-                value = float(text)
-                if "_" in text or not text.isascii():
-                    raise ValueError("not a number")
-            except ValueError:
-                try:
-                    key, value = read_line(line)
-                except ValueError as reason:
-                    self.drop(self.line + index, str(reason))
+                key = key_of(head)
+                if key is None:
+                    is_other = True
                     continue
-            name = key.name
-            if name.endswith("_created"):
-                continue
-            if not isfinite(value):
-                self.drop(self.line + index, f"{name} is {value}")
-                continue
-            if key.canonical in seen:
-                self.drop(self.line + index, f"{name} is given twice with the same labels")
-                continue
-            if self._over_cap(name, index):
-                break
-            seen.add(key.canonical)
-            if name in samples:
-                samples[name].append((key.labels, value))
-            else:
-                samples[name] = [(key.labels, value)]
-        self.line += len(lines)
-
-    def _over_cap(self, name: str, index: int) -> bool:
-        if len(self._seen) < self.caps.series:
-            return False
-        self.drop(self.line + index, f"series cap of {self.caps.series} reached; the rest was not read")
-        self.full = True
-        return True
-
-    def _other(self, line: str, index: int) -> None:
-        """Take note of metadata, the end mark, and whether unwanted lines look like samples at all."""
-        if line[0] == "#":
-            if line.startswith("# TYPE "):
-                name = line[7:].partition(" ")[0]
-                if name.startswith(self.prefixes):
-                    self.found.declared.add(name)
-            elif line.startswith("# EOF"):
-                self.found.ended = True
-        elif line[0] in " \t" and line.strip().startswith(self.prefixes):
-            self.take_loose(line.strip(), index)
-        elif not self.found.saw_sample:
-            try:
-                read_line(line)
+                value = float(text)
             except ValueError:
-                return
-            self.found.saw_sample = True
+                self._unusual(line, index)
+                continue
+            if value - value != 0.0 or "_" in text or not text.isascii():
+                self._unusual(line, index)
+                continue
+            taken.append((key, value))
+        self.line += len(lines)
+        self._last = lines
+        self.found.saw_sample = self.found.saw_sample or is_other
 
-    def take_loose(self, line: str, index: int) -> None:
-        """Read a wanted line that has blanks in front."""
-        at = self.line
-        self.line += index
-        self.take([line])
-        self.line = at
+    def _unusual(self, line: str, index: int) -> None:
+        """Read a line the short cut does not take; a wanted one that cannot be read is remarked on."""
+        line = line.strip(" \t\r")
+        if not line:
+            return
+        is_wanted = line.startswith(self.prefixes)
+        if not is_wanted and self.found.saw_sample:
+            return
+        try:
+            key, value = read_line(line)
+        except ValueError as reason:
+            if is_wanted:
+                self.drop(self.line + index, str(reason))
+            return
+        self.found.saw_sample = True
+        if not is_wanted or key.name.endswith("_created"):
+            return
+        if isfinite(value):
+            self.taken.append((key, value))
+        else:
+            self.drop(self.line + index, f"{key.name} is {value}")
+
+    def _comment(self, line: str) -> None:
+        if line.startswith("# TYPE "):
+            name = line[7:].partition(" ")[0]
+            if name.startswith(self.prefixes):
+                self.found.declared.add(name)
+        elif line.startswith("# EOF"):
+            self.found.ended = True
+
+    def close(self) -> None:
+        """Group what was taken by name, within the caps; the first of equal series wins."""
+        found, caps, taken = self.found, self.caps, self.taken
+        if len(taken) > caps.series:
+            del taken[caps.series :]
+            self.remark(f"series cap of {caps.series} reached; the rest of the page was not read")
+        if len({key.canonical for key, _ in taken}) < len(taken):
+            taken = self._first_of_equals(taken)
+        series = found.series
+        for sample in taken:
+            name = sample[0].name
+            if name in series:
+                series[name].append(sample)
+            else:
+                series[name] = [sample]
+        for name, family in series.items():
+            if len(family) > caps.family_series:
+                self.remark(f"{name} has {len(family)} series; {caps.family_series} were kept")
+                del family[caps.family_series :]
+        found.saw_sample = found.saw_sample or bool(series)
+        if not found.dropped and self.line == len(self._last):
+            self._memory.learn(self._last, frozenset(found.declared), found.ended)
+
+    def _first_of_equals(self, taken: list[Sample]) -> list[Sample]:
+        first: dict[str, Sample] = {}
+        for sample in taken:
+            if first.setdefault(sample[0].canonical, sample) is not sample:
+                self.remark(f"{sample[0].name} is given twice with the same labels")
+        return list(first.values())

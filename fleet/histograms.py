@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil, exp, inf, isfinite, log
+from operator import sub
 
 from scipy.special import bdtr, bdtrik
 
@@ -80,8 +81,8 @@ def from_cumulative(
         raise InvalidInput(f"{len(bounds)} bounds and {len(cumulative)} counts", field="cumulative")
     if not bounds or bounds[-1] != inf:
         return None
-    whole = [round(value) for value in accumulate(cumulative, max)]
-    counts = [whole[0], *(b - a for a, b in pairwise(whole))]
+    whole = list(map(round, accumulate(cumulative, max)))
+    counts = [whole[0], *map(sub, whole[1:], whole)]
     return Histogram(edges=tuple(bounds[:-1]), counts=tuple(counts), sum=total)
 
 

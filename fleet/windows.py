@@ -62,6 +62,18 @@ def window(before: PageReading, after: PageReading, seconds: float) -> tuple[Eng
     engines or `before` could not be read, InvalidInput unless seconds is above 0.
     """
     _check(before, after, seconds)
+    pairs, page_restarted = _pairs(before, after)
+    departures = _departures(before, after, pairs, page_restarted)
+    return tuple(_engine_window(pair, departures, after, seconds) for pair in pairs)
+
+
+def aborted_between(before: PageReading, after: PageReading) -> int | None:
+    """Return aborts of all engines of a page together, None where the page does not count its answers."""
+    pairs, page_restarted = _pairs(before, after)
+    return _departures(before, after, pairs, page_restarted).aborted
+
+
+def _pairs(before: PageReading, after: PageReading) -> tuple[list[_Pair], bool]:
     page_restarted = _page_restarted(before, after)
     olds = {(e.engine, e.model): e for e in before.engines}
     pairs: list[_Pair] = []
@@ -71,8 +83,7 @@ def window(before: PageReading, after: PageReading, seconds: float) -> tuple[Eng
             old is not _NEW and _engine_restarted(old, engine, is_whole=not after.dropped)
         )
         pairs.append(_Pair(old, engine, restarted, zero_before=not before.dropped))
-    departures = _departures(before, after, pairs, page_restarted)
-    return tuple(_engine_window(pair, departures, after, seconds) for pair in pairs)
+    return pairs, page_restarted
 
 
 def _check(before: PageReading, after: PageReading, seconds: float) -> None:
