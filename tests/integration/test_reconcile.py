@@ -1,0 +1,568 @@
+"""Gateways come to run what they should, whatever happened to them, and only a leader may say so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from control import gateways, lease, queries_policy, reconcile, rollout
+from control.commands_policy import ensure_first_revision, publish, rollback
+from control.commands_rollout import abort, pause, promote
+from control.deps import Bake, Deps, Finding, Leadership, Verdict
+from control.gateway_registry import add_gateway, remove_gateway
+from control.queries_policy import GatewayState
+from control.roles import Actor, Role
+from control.tables import AckRow
+from fleet.clock import Clock, ManualClock
+from fleet.errors import StaleAssignment
+from fleet.policy import default_policy
+from tests.postgres_server import FreshDatabase
+from tests.small_gateway import TOKEN, SmallGateway
+
+pytestmark = pytest.mark.postgres
+
+OPERATOR = Actor("ada", Role.OPERATOR, "cli")
+HEALTHY = Finding(Verdict.HEALTHY, "200 of 200 requests were good")
+
+
+def document(tokens_per_minute: int = 601, requests: int = 3) -> dict[str, Any]:
+    made = default_policy().as_document()
+    made["tenants"] = {
+        "acme": {
+            "tier": "interactive",
+            "allowed_tiers": ["interactive"],
+            "tokens_per_minute": tokens_per_minute,
+            "burst_tokens": 1_000,
+            "max_in_flight_tokens": 10_000,
+            "max_concurrent_requests": requests,
+        }
+    }
+    return made
+
+
+class Fleet:
+    """A database, small gateways and controllers, driven by hand."""
+
+    def __init__(self, engine: Engine, clock: ManualClock, http: aiohttp.ClientSession) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.http = http
+        self.places: dict[str, SmallGateway] = {}
+        self.finding = HEALTHY
+
+    def controller(self, owner: str, clock: Clock | None = None) -> Deps:
+        return Deps(
+            engine=self.engine,
+            clock=clock or self.clock,
+            leadership=Leadership(owner),
+            http=lambda: self.http,
+            admin_token=TOKEN,
+            verdict=self._verdict,
+            rng=random.Random(1),
+            call_deadline_s=1.0,
+        )
+
+    def _verdict(self, _session: Session, _bake: Bake) -> Finding:
+        return self.finding
+
+    def do(self, command: Callable[..., Any], **arguments: Any) -> Any:
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            return command(session, now=self.clock.now(), **arguments)
+
+    def publish(self, parent: int, made: dict[str, Any], **more: Any) -> int:
+        return self.do(publish, document=made, parent=parent, author=OPERATOR, note="why", **more).number
+
+    def states(self) -> dict[str, GatewayState]:
+        with Session(self.engine) as session:
+            return {s.name: s for s in queries_policy.gateway_states(session, self.clock.now())}
+
+    def conditions(self) -> dict[str, str]:
+        return {name: state.condition for name, state in self.states().items()}
+
+    def rollout(self) -> queries_policy.Rollout:
+        with Session(self.engine) as session:
+            found = queries_policy.current_rollout(session)
+            assert found is not None
+            return found
+
+    def force(self, statement: str, **values: Any) -> None:
+        """Do something behind the commands' back."""
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), values)
+
+    def held(self, field: str) -> list[int]:
+        return [getattr(place.held.shares["acme"], field) for place in self.places.values() if place.held]
+
+
+async def lead(deps: Deps) -> int:
+    await lease.tick(deps)
+    epoch = deps.leadership.current(deps.clock)
+    assert epoch is not None
+    return epoch
+
+
+async def passes(fleet: Fleet, deps: Deps, count: int, *, step_s: float = 1.0) -> None:
+    for _ in range(count):
+        fleet.clock.advance(step_s)
+        await lease.tick(deps)
+        await reconcile.tick(deps)
+        await rollout.tick(deps)
+
+
+@asynccontextmanager
+async def fleet_of(database: FreshDatabase, clock: ManualClock, *names: str) -> AsyncGenerator[Fleet]:
+    """A fleet whose gateways are registered and run revision 1."""
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(gateways.new_session())
+        fleet = Fleet(database.engine, clock, http)
+        fleet.do(ensure_first_revision, author=OPERATOR)
+        for name in names:
+            place = await stack.enter_async_context(SmallGateway(name).serving())
+            fleet.places[name] = place
+            fleet.do(add_gateway, name=name, url=place.url, actor=OPERATOR)
+        yield fleet
+
+
+Story = Callable[[Fleet, Deps], Awaitable[None]]
+
+
+def play(database: FreshDatabase, clock: ManualClock, story: Story, *names: str) -> None:
+    """Run a story on a fleet whose controller leads and has made everything live."""
+
+    async def run() -> None:
+        async with fleet_of(database, clock, *(names or ("gw-1", "gw-2"))) as fleet:
+            deps = fleet.controller("first")
+            await passes(fleet, deps, 3)
+            assert set(fleet.conditions().values()) == {"converged"}
+            assert fleet.rollout().state == "live"
+            await story(fleet, deps)
+
+    asyncio.run(run())
+
+
+def test_a_published_policy_is_acknowledged_by_every_gateway(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(601, 3), bake_s=2.0)
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}  # nobody should change yet
+        await passes(fleet, deps, 8)
+        assert fleet.rollout().state == "live"
+        for state in fleet.states().values():
+            assert (state.condition, state.revision_observed, state.revision_desired) == ("converged", 2, 2)
+            assert state.acked_at is not None
+        assert sum(fleet.held("tokens_per_minute")) == 601  # 301 + 300: the quota, exactly
+        assert sum(fleet.held("max_concurrent_requests")) == 3
+        with Session(fleet.engine) as session:
+            acked = session.execute(
+                select(AckRow.gateway).where(AckRow.revision == 2, AckRow.accepted)
+            ).all()
+        assert sorted(name for (name,) in acked) == ["gw-1", "gw-2"]
+
+    play(database, clock, story)
+
+
+def test_a_second_pass_sends_nothing(database: FreshDatabase, clock: ManualClock) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        before = [list(place.pushes) for place in fleet.places.values()]
+        await passes(fleet, deps, 3)
+        assert [place.pushes for place in fleet.places.values()] == before
+
+    play(database, clock, story)
+
+
+def test_a_lost_answer_is_repeated_and_changes_nothing(database: FreshDatabase, clock: ManualClock) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        place.loses_answers = 2  # the HTTP client itself repeats once on a kept connection
+        fleet.publish(1, document(), strategy="all_at_once")
+        fleet.clock.advance(1)
+        await lease.tick(deps)
+        await reconcile.tick(deps)
+        assert fleet.conditions()["gw-1"] == "unreachable"  # applied, but nobody knows
+        assert fleet.states()["gw-1"].acked_at is None
+        taken = list(place.accepted)
+        await passes(fleet, deps, 3)
+        assert fleet.conditions()["gw-1"] == "converged"
+        assert place.accepted == taken
+
+    play(database, clock, story)
+
+
+def test_a_gateway_that_restarted_empty_is_healed(database: FreshDatabase, clock: ManualClock) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        held = place.held
+        place.restart(forgets=True)
+        await passes(fleet, deps, 1)
+        assert place.held == held
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+        with Session(fleet.engine) as session:
+            last = session.scalars(select(AckRow).order_by(AckRow.id.desc()).limit(1)).one()
+        assert last.message.startswith("healed: found generation 0")
+
+    play(database, clock, story)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 40])
+def test_a_push_by_hand_is_healed_over(database: FreshDatabase, clock: ManualClock, ahead: int) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        assert place.held is not None
+        by_hand = place.held.model_copy(
+            update={"generation": place.held.generation + ahead, "kv_share_ratio": 0.9}
+        )
+        place.held = by_hand
+        await passes(fleet, deps, 1)
+        assert place.held.kv_share_ratio == 0.5
+        assert place.held.generation > by_hand.generation
+        assert fleet.conditions()["gw-1"] == "converged"
+
+    play(database, clock, story)
+
+
+def test_an_epoch_above_the_leaders_is_overtaken_by_the_rightful_leader(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        assert place.held is not None
+        place.held = place.held.model_copy(update={"epoch": 77, "kv_share_ratio": 0.9})
+        await passes(fleet, deps, 2)
+        assert place.held.epoch == 78
+        assert place.held.kv_share_ratio == 0.5
+        assert deps.leadership.current(fleet.clock) == 78
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+
+    play(database, clock, story)
+
+
+def test_a_gateway_out_of_reach_is_not_called_applied_and_others_go_on(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.places["gw-2"].is_deaf = True
+        fleet.publish(1, document(), strategy="all_at_once")
+        await passes(fleet, deps, 1)
+        states = fleet.states()
+        assert states["gw-1"].condition == "converged"
+        assert (states["gw-2"].condition, states["gw-2"].acked_at) == ("unreachable", None)
+        assert "no answer within 1 s" in states["gw-2"].message
+        assert fleet.rollout().state == "all"
+        assert "missing: gw-2" in fleet.rollout().reason
+        fleet.places["gw-2"].is_deaf = False
+        await passes(fleet, deps, 2, step_s=15)
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+        await passes(fleet, deps, 1)
+        assert fleet.rollout().state == "live"
+
+    play(database, clock, story)
+
+
+def test_a_gateway_that_refuses_stops_the_rollout_and_keeps_what_it_has(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        held = place.held
+        place.rejects = "/admission/order"
+        fleet.publish(1, document())
+        fleet.clock.advance(1)
+        await lease.tick(deps)
+        await rollout.tick(deps)  # chooses gw-1
+        await reconcile.tick(deps)
+        state = fleet.states()["gw-1"]
+        assert (state.condition, state.pointer, state.message) == (
+            "rejected",
+            "/admission/order",
+            "not supported here",
+        )
+        assert place.held == held
+        pushes = len(place.pushes)
+        await reconcile.tick(deps)
+        assert len(place.pushes) == pushes  # a refused content is not sent again
+        await rollout.tick(deps)
+        stopped = fleet.rollout()
+        assert (stopped.state, stopped.reason) == ("aborted", "gw-1 refused it: not supported here")
+        place.rejects = None
+        await passes(fleet, deps, 1)
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+        assert place.held is not None
+        assert place.held.revision == 1
+
+    play(database, clock, story)
+
+
+def test_an_invalid_document_forced_into_the_database_reaches_no_gateway(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        held = [place.held for place in fleet.places.values()]
+        fleet.force(
+            "INSERT INTO policy_revision (number, parent, digest, document, author, note, created_at) "
+            "SELECT 2, 1, 'x', jsonb_set(document, '{tiers,batch,weight}', '20'), 'eve', 'x', :now "
+            "FROM policy_revision WHERE number = 1",
+            now=fleet.clock.now(),
+        )
+        fleet.force(
+            "INSERT INTO rollout (revision, base_revision, state, strategy, bake_s, started_at, updated_at) "
+            "VALUES (2, 1, 'first', 'staged', 1, :now, :now)",
+            now=fleet.clock.now(),
+        )
+        fleet.clock.advance(1)
+        await lease.tick(deps)
+        await rollout.tick(deps)
+        await reconcile.tick(deps)
+        state = fleet.states()["gw-1"]
+        assert (state.condition, state.pointer) == ("rejected", "/tiers")
+        assert "tier weights sum to 95" in state.message
+        await rollout.tick(deps)
+        assert fleet.rollout().state == "aborted"
+        assert "tier weights sum to 95" in fleet.rollout().reason
+        await passes(fleet, deps, 1)
+        assert [place.held for place in fleet.places.values()] == held
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+
+    play(database, clock, story)
+
+
+def test_only_the_first_gateway_runs_a_revision_until_it_has_baked(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(), bake_s=10.0)
+        await passes(fleet, deps, 9)
+        assert fleet.rollout().state == "baking"
+        assert [place.held.revision for place in fleet.places.values() if place.held] == [2, 1, 1]
+        await passes(fleet, deps, 6)
+        assert fleet.rollout().state == "live"
+        assert [place.held.revision for place in fleet.places.values() if place.held] == [2, 2, 2]
+
+    play(database, clock, story, "gw-1", "gw-2", "gw-3")
+
+
+def test_without_samples_a_rollout_pauses_until_an_operator_promotes(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.finding = Finding(Verdict.NO_DATA, "no samples")
+        fleet.publish(1, document(), bake_s=2.0)
+        await passes(fleet, deps, 20)
+        assert fleet.rollout().state == "paused"
+        assert [place.held.revision for place in fleet.places.values() if place.held] == [2, 1]
+        fleet.do(promote, actor=OPERATOR, note="looked at the graphs myself")
+        await passes(fleet, deps, 2)
+        assert fleet.rollout().state == "live"
+
+    play(database, clock, story)
+
+
+def test_a_breach_takes_the_revision_back(database: FreshDatabase, clock: ManualClock) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(), bake_s=60.0)
+        await passes(fleet, deps, 4)
+        fleet.finding = Finding(Verdict.BREACHED, "80 of 100 requests were good, 95 were promised")
+        await passes(fleet, deps, 2)
+        assert fleet.rollout().state == "aborted"
+        assert [place.held.revision for place in fleet.places.values() if place.held] == [1, 1]
+
+    play(database, clock, story)
+
+
+@pytest.mark.parametrize("after_passes", [0, 2, 5, 30])
+def test_one_rollback_ends_at_the_old_content_from_any_state(
+    database: FreshDatabase, clock: ManualClock, after_passes: int
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(), bake_s=20.0)
+        await passes(fleet, deps, after_passes)
+        fleet.do(rollback, to=1, author=OPERATOR, note="back")
+        await passes(fleet, deps, 2)
+        assert fleet.rollout().state == "live"
+        for place in fleet.places.values():
+            assert place.held is not None
+            assert place.held.policy.as_document() == default_policy().as_document()
+            assert place.held.revision == 3
+
+    play(database, clock, story)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_abort_takes_every_gateway_back(
+    database: FreshDatabase, clock: ManualClock, is_paused: bool
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(), bake_s=60.0)
+        await passes(fleet, deps, 4)
+        if is_paused:
+            fleet.do(pause, actor=OPERATOR, note="wait")
+            await passes(fleet, deps, 1)
+        fleet.do(abort, actor=OPERATOR, note="no")
+        await passes(fleet, deps, 1)
+        assert [place.held.revision for place in fleet.places.values() if place.held] == [1, 1]
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+
+    play(database, clock, story)
+
+
+def test_quotas_never_add_up_to_more_while_a_gateway_joins(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(600, 6), strategy="all_at_once")
+        await passes(fleet, deps, 2)
+        async with SmallGateway("gw-3").serving() as joining:
+            fleet.do(add_gateway, name="gw-3", url=joining.url, actor=OPERATOR)
+            fleet.places["gw-3"] = joining
+            deaf = fleet.places["gw-2"]
+            deaf.is_deaf = True  # it still admits at 300 a minute, and cannot be told otherwise
+            await passes(fleet, deps, 2)
+            assert sum(fleet.held("tokens_per_minute")) <= 600
+            assert joining.held is None
+            deaf.is_deaf = False
+            await passes(fleet, deps, 2, step_s=15)
+            assert fleet.held("tokens_per_minute") == [200, 200, 200]
+            fleet.do(remove_gateway, name="gw-3", actor=OPERATOR)
+            del fleet.places["gw-3"]
+            await passes(fleet, deps, 1)
+            assert fleet.held("tokens_per_minute") == [300, 300]
+
+    play(database, clock, story)
+
+
+def test_a_gateway_gone_for_good_holds_a_newcomer_up_for_a_while_only(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(600, 6), strategy="all_at_once")
+        await passes(fleet, deps, 2)
+        fleet.places["gw-2"].is_deaf = True
+        async with SmallGateway("gw-3").serving() as joining:
+            fleet.do(add_gateway, name="gw-3", url=joining.url, actor=OPERATOR)
+            await passes(fleet, deps, 4, step_s=deps.hold_s / 2)
+            assert joining.held is not None
+            assert joining.held.shares["acme"].tokens_per_minute == 200
+
+    play(database, clock, story)
+
+
+def test_quotas_of_one_that_trade_places_do_not_block_each_other(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        made = document(1, 1)
+        for number in range(8):  # with one unit each, joining moves units in both directions
+            made["tenants"][f"tenant-{number}"] = made["tenants"]["acme"]
+        fleet.publish(1, made, strategy="all_at_once")
+        await passes(fleet, deps, 2)
+        async with SmallGateway("gw-0").serving() as joining:
+            fleet.do(add_gateway, name="gw-0", url=joining.url, actor=OPERATOR)
+            await passes(fleet, deps, 2)
+            assert set(fleet.conditions().values()) == {"converged"}
+
+    play(database, clock, story)
+
+
+def test_the_wrong_gateway_at_an_address_is_not_believed(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.places["gw-1"].name = "gw-9"
+        await passes(fleet, deps, 1)
+        state = fleet.states()["gw-1"]
+        assert state.condition == "unreachable"
+        assert "a gateway called gw-9 answers" in state.message
+
+    play(database, clock, story)
+
+
+def test_conditions_are_not_repeated_when_no_controller_looks(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.clock.advance(queries_policy.SILENT_S + 1)
+        state = fleet.states()["gw-1"]
+        assert (state.condition, state.acked_at) == ("unknown", None)
+        assert state.age_s == pytest.approx(queries_policy.SILENT_S + 1, abs=1)
+
+    play(database, clock, story)
+
+
+def test_a_leader_that_lost_its_lease_writes_nothing_and_its_push_is_refused(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        old_epoch = deps.leadership.epoch
+        assert old_epoch is not None
+        fleet.force("UPDATE lease SET expires_at = clock_timestamp()")  # it slept through its lease
+        successor = fleet.controller("second")
+        assert await lead(successor) == old_epoch + 1
+        await reconcile.tick(successor)
+        held = fleet.places["gw-1"].held
+        assert held is not None
+        assert held.epoch == old_epoch + 1  # the new leader taught its epoch at once
+        late = held.model_copy(update={"epoch": old_epoch, "generation": held.generation + 5})
+        with pytest.raises(StaleAssignment):
+            await gateways.push(fleet.http, fleet.places["gw-1"].url, late, token=TOKEN, deadline_s=1.0)
+        fleet.publish(1, document(), strategy="all_at_once")
+        assert (await reconcile.tick(deps)).startswith("stepped down")
+        assert deps.leadership.current(fleet.clock) is None
+        assert await reconcile.tick(deps) == "standing by"
+        assert fleet.places["gw-1"].held == held
+        await reconcile.tick(successor)
+        assert [place.held.revision for place in fleet.places.values() if place.held] == [2, 2]
+
+    play(database, clock, story)
+
+
+def test_a_push_that_is_refused_as_stale_makes_the_sender_step_down(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        # The lease passes to another leader between this one's write and its push.
+        successor = fleet.controller("second")
+
+        place = fleet.places["gw-1"]
+        take = place.take
+
+        def take_after_takeover(body: bytes) -> None:
+            assert place.held is not None
+            place.take = take  # type: ignore[method-assign]
+            fleet.force("UPDATE lease SET owner = 'second', epoch = epoch + 1")
+            place.held = place.held.model_copy(update={"epoch": place.held.epoch + 1})
+            take(body)
+
+        place.take = take_after_takeover  # type: ignore[method-assign]
+        fleet.publish(1, document(), strategy="all_at_once")
+        pushes = len(place.pushes)
+        assert (await reconcile.tick(deps)).startswith("stepped down")
+        assert len(place.pushes) == pushes + 1  # refused once, not sent again
+        assert deps.leadership.current(fleet.clock) is None
+        await lead(successor)
+        await reconcile.tick(successor)
+        assert set(fleet.conditions().values()) == {"converged"}
+
+    play(database, clock, story)
+
+
+def test_a_fleet_without_gateways_or_leader_has_nothing_to_do(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def run() -> None:
+        async with gateways.new_session() as http:
+            fleet = Fleet(database.engine, clock, http)
+            deps = fleet.controller("only")
+            assert await reconcile.tick(deps) == "standing by"
+            await lead(deps)
+            assert await reconcile.tick(deps) == "no gateways are registered"
+            assert await rollout.tick(deps) == "no rollout"
+
+    asyncio.run(run())
