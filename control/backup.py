@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import URL, Connection, text
 
 from control.database import READER, Role, make_engine, make_reader, parse_dsn, reporting_outages
 from control.embedded_binaries import installed_binaries
@@ -44,11 +45,11 @@ def backup(dsn: str, file: Path, *, overwrite: bool = False) -> int:
         ) from exc
     beside = Path(name)
     try:
-        with os.fdopen(fd, "wb") as output:
-            _run(dsn, [str(program), "--format=custom"], stdout=output.fileno())
-            os.fsync(output.fileno())
+        _run(dsn, [str(program), "--format=custom", f"--file={beside}"])
+        os.fsync(fd)
         os.replace(beside, file)
     finally:
+        os.close(fd)
         beside.unlink(missing_ok=True)
     return file.stat().st_size
 
@@ -71,7 +72,7 @@ def restore(dsn: str, file: Path) -> None:
             flags = ["--single-transaction", "--exit-on-error", "--no-owner", f"--use-list={contents.name}"]
             if not has_reader:
                 flags.append("--no-privileges")
-            _run(dsn, [str(program), *flags, str(file)], stdout=subprocess.DEVNULL)
+            _run(dsn, [str(program), *flags, str(file)])
         if has_reader:
             with reporting_outages(engine.url), engine.begin() as connection:
                 connection.execute(
@@ -122,18 +123,19 @@ def _version_of(program: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _run(dsn: str, argv: list[str], *, stdout: int) -> None:
+def _run(dsn: str, argv: list[str]) -> None:
     """Run a client program. The password goes by environment: arguments are visible to everybody."""
-    url = parse_dsn(dsn).set(drivername="postgresql")
+    url = parse_dsn(dsn)
     env = {**os.environ, "PGCONNECT_TIMEOUT": "5"}
-    if url.password is not None:
-        env["PGPASSWORD"] = url.password
-    target = url.set(password=None).render_as_string(hide_password=False)
+    password = url.password or url.query.get("password")
+    if isinstance(password, str):
+        env["PGPASSWORD"] = password
+    target = _conninfo(url)
     done = subprocess.run(  # noqa: S603 - a program we found ourselves
         [argv[0], f"--dbname={target}", *argv[1:]],
         env=env,
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         check=False,
     )
@@ -143,6 +145,16 @@ def _run(dsn: str, argv: list[str], *, stdout: int) -> None:
             f"{Path(argv[0]).name} failed with exit code {done.returncode}: {said}",
             hint="Nothing was changed; check free space and the rights of the login",
         )
+
+
+def _conninfo(url: URL) -> str:
+    """Return libpq's form of `url` without the password."""
+    named = {"host": url.host, "port": url.port, "user": url.username, "dbname": url.database}
+    values = {name: str(value) for name, value in named.items() if value is not None}
+    for name, value in url.query.items():
+        values[name] = value if isinstance(value, str) else ",".join(value)
+    values.pop("password", None)
+    return make_conninfo("", **values)
 
 
 def _contents(program: Path, file: Path) -> str:

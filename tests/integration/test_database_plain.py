@@ -1,6 +1,6 @@
 """A Postgres that is not ours: over TCP, with a password, with a login that owns one database only.
 
-Runs on Debian's Postgres 15 where it is installed, else on the wheel's programs.
+Runs on the wheel's programs, and on each of Debian's Postgres versions that is installed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from control.database import (
 )
 from control.tables import PoolRow
 from fleet.clock import ManualClock
-from tests.postgres_server import plain_server
+from tests.postgres_server import plain_server, program_sets
 
 pytestmark = pytest.mark.postgres
 
 PASSWORD = "operator's secret, 100%"
 
 
-@pytest.fixture(scope="module")
-def administrator() -> Generator[str]:
-    with plain_server() as dsn:
+@pytest.fixture(scope="module", params=program_sets(), ids=lambda programs: programs.parent.name)
+def administrator(request: pytest.FixtureRequest) -> Generator[str]:
+    with plain_server(request.param) as dsn:
         yield dsn
 
 
@@ -88,10 +88,10 @@ def test_migrate_write_read_and_protect_with_an_ordinary_login(
     other = owned_database(administrator, f"{login}_2", rights=rights)
     restore(other, file)
     check_declarations(other)
-    engine = make_engine(other)
-    with session_scope(engine) as session:
+    restored = make_engine(other, role=Role.DASHBOARD)
+    with session_scope(restored) as session:
         assert session.scalar(text("SELECT usd_per_node_hour FROM price")) == pytest.approx(12.5)
-    for opened in (control, pages, engine):
+    for opened in (control, pages, restored):
         opened.dispose()
     for each in (dsn, other):
         downgrade(each, "base")
