@@ -101,6 +101,7 @@ def merged_increments(
     each = func.unnest(columns.counts).table_valued(
         column("value", BigInteger), with_ordinality="position", joins_implicitly=True
     )
+    each = each.render_derived()
     bucket = (
         select(
             *(key.label(f"key{i}") for i, key in enumerate(by)),

@@ -1,0 +1,251 @@
+"""The controller's loop: one clock, named steps, each with its period and deadline.
+
+APScheduler is only the clock: one interval job (1 s, one instance, coalescing, no misfire limit, UTC,
+memory store) starts the steps that are due as tasks, so that a slow step delays no other and never runs
+beside itself. Durations are monotonic seconds; rounds are stamped on a wall-clock grid. An expected
+error (FleetError, an operational error of the database, an overrun deadline) is logged and the step
+tried again at its next turn; any other exception is a bug and ends the process with a traceback, so
+that the supervisor starts a clean one. Prevents: a job that dies silently, runs that are dropped without
+a word, a stuck step nobody notices, and two leaders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from enum import StrEnum
+
+from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from control import lease, reconcile, rollout
+from control.deps import Deps
+from control.observer import Observer, slot_of
+from control.own_metrics import ControlMetrics
+from fleet.clock import Clock
+from fleet.errors import FleetError
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+WATCH_S = 0.5
+#: A loop or tick later than this is worth a line in the log.
+LATE_S = 2.0
+SHUTDOWN_S = 5.0
+
+
+#: What a step may raise and be tried again after. (The database's pool has a TimeoutError of its own.)
+EXPECTED = (FleetError, OperationalError, PoolTimeout, TimeoutError)
+
+
+class When(StrEnum):
+    """In which condition of the lease a step runs."""
+
+    ALWAYS = "always"
+    LEADING = "leading"
+    OBSERVING = "observing"  # leading, or led and the database cannot say who does now
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing the controller does again and again. `run` returns the sentence to log."""
+
+    name: str
+    period_s: float
+    deadline_s: float
+    run: Callable[[], Awaitable[str]]
+    when: When = When.LEADING
+
+
+@dataclass(slots=True)
+class _Turn:
+    """When a step is due, and its run in progress."""
+
+    step: Step
+    due_s: float
+    task: asyncio.Task[None] | None = None
+    said: str = ""
+    failing: bool = False
+
+
+@dataclass(slots=True)
+class Loop:
+    """Runs steps until stopped. `ready` says whether a step's condition holds now."""
+
+    clock: Clock
+    steps: Sequence[Step]
+    metrics: ControlMetrics
+    ready: Callable[[When], bool]
+    _turns: list[_Turn] = field(init=False)
+    _stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _bug: BaseException | None = field(init=False, default=None)
+    _ticked_s: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        now_s = self.clock.monotonic_s()
+        self._turns = [_Turn(step, now_s) for step in self.steps]
+
+    def stop(self) -> None:
+        """End after the steps in progress, at most `SHUTDOWN_S` later."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Run until `stop`. Raises what a step raised that nobody expected."""
+        scheduler = AsyncIOScheduler(timezone=UTC)
+        scheduler.add_job(  # pyright: ignore[reportUnknownMemberType] # APScheduler has no types
+            self.tick, "interval", seconds=TICK_S, max_instances=1, coalesce=True, misfire_grace_time=None
+        )
+        scheduler.add_listener(self._on_error, EVENT_JOB_ERROR)  # pyright: ignore[reportUnknownMemberType]
+        watchdog = asyncio.create_task(self._watch())
+        scheduler.start()
+        try:
+            await self.tick()
+            await self._stop.wait()
+        finally:
+            scheduler.pause()
+            await asyncio.sleep(TICK_S / 20)  # a tick in progress ends by itself; shutdown would cancel it
+            scheduler.shutdown(wait=False)
+            watchdog.cancel()
+            await self._finish()
+        if self._bug is not None:
+            raise self._bug
+
+    def _on_error(self, event: JobExecutionEvent) -> None:
+        self._fail(event.exception)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("step crashed", extra={"step": task.get_name()}, exc_info=task.exception())
+            self._fail(task.exception())
+
+    def _fail(self, bug: BaseException | None) -> None:
+        self._bug = self._bug or bug
+        self._stop.set()
+
+    async def _finish(self) -> None:
+        running = [turn.task for turn in self._turns if turn.task is not None and not turn.task.done()]
+        if running:
+            _, late = await asyncio.wait(running, timeout=SHUTDOWN_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def tick(self) -> None:
+        """Start every step that is due, allowed now and not running still."""
+        now_s = self.clock.monotonic_s()
+        if self._ticked_s is not None:
+            lag_s = max(0.0, now_s - self._ticked_s - TICK_S)
+            self.metrics.tick_lag_seconds.set(lag_s)
+            if lag_s > LATE_S:
+                log.warning("the tick is late", extra={"lag_s": round(lag_s, 3)})
+        self._ticked_s = now_s
+        for turn in self._turns:
+            is_running = turn.task is not None and not turn.task.done()
+            if is_running or now_s < turn.due_s or self._stop.is_set() or not self.ready(turn.step.when):
+                continue
+            turn.due_s = max(turn.due_s + turn.step.period_s, now_s + min(turn.step.period_s, TICK_S) / 2)
+            turn.task = asyncio.create_task(self._run(turn), name=turn.step.name)
+            turn.task.add_done_callback(self._on_end)
+
+    async def _run(self, turn: _Turn) -> None:
+        step, started_s = turn.step, self.clock.monotonic_s()
+        try:
+            async with asyncio.timeout(step.deadline_s):
+                said = await step.run()
+        except EXPECTED as problem:
+            self._report_failure(turn, problem)
+        else:
+            self._report_success(turn, said)
+        self.metrics.step_seconds.labels(step=step.name).observe(self.clock.monotonic_s() - started_s)
+
+    def _report_failure(self, turn: _Turn, problem: Exception) -> None:
+        name = turn.step.name
+        self.metrics.step_failures.labels(step=name).inc()
+        reason = problem.message if isinstance(problem, FleetError) else str(problem).strip()[:300]
+        if isinstance(problem, TimeoutError):
+            reason = f"not done within {turn.step.deadline_s:g} s"
+        level = logging.DEBUG if turn.failing and turn.said == reason else logging.WARNING
+        log.log(level, "step failed", extra={"step": name, "reason": reason})
+        turn.failing, turn.said = True, reason
+
+    def _report_success(self, turn: _Turn, said: str) -> None:
+        """Log the sentence when it says something new; nothing done, or the same again, is no news."""
+        name = turn.step.name
+        self.metrics.step_success_at.labels(step=name).set(self.clock.now().timestamp())
+        if not said and not turn.failing:
+            return
+        level = logging.INFO if turn.failing or said != turn.said else logging.DEBUG
+        log.log(level, "step done", extra={"step": name, "said": said})
+        turn.failing, turn.said = False, said
+
+    async def _watch(self) -> None:
+        """Measure how late the event loop wakes a timer: blocking code anywhere shows up here."""
+        while True:
+            before_s = self.clock.monotonic_s()
+            await asyncio.sleep(WATCH_S)
+            lag_s = max(0.0, self.clock.monotonic_s() - before_s - WATCH_S)
+            self.metrics.loop_lag_seconds.observe(lag_s)
+            if lag_s > LATE_S:
+                log.warning("the event loop was blocked", extra={"lag_s": round(lag_s, 3)})
+
+
+@dataclass(slots=True)
+class Controller:
+    """The controller process's steps around one `Deps`. `extra`: further steps, as for usage."""
+
+    deps: Deps
+    observer: Observer
+    metrics: ControlMetrics
+    period_s: float
+    extra: Sequence[Step] = ()
+    _slot: float | None = None
+
+    def loop(self) -> Loop:
+        """Return the loop over all steps."""
+        return Loop(self.deps.clock, self.steps(), self.metrics, self.is_ready)
+
+    def is_ready(self, when: When) -> bool:
+        """Say whether a step with this condition may run now."""
+        leads = self.deps.leadership.current(self.deps.clock) is not None
+        if when is When.OBSERVING:
+            return leads or self.observer.is_observing
+        return leads or when is When.ALWAYS
+
+    def steps(self) -> list[Step]:
+        """Return the steps, the lease first."""
+        period, observer = self.period_s, self.observer
+        return [
+            Step("lease", self.deps.lease_ttl_s / 3, self.deps.lease_ttl_s, self._lease, When.ALWAYS),
+            Step("partitions", 3600.0, 120.0, observer.keep_partitions),
+            Step("facts", min(5.0, period), 60.0, observer.load_facts, When.OBSERVING),
+            Step("observe", TICK_S / 4, max(period, 5.0) * 2, self._observe, When.OBSERVING),
+            Step("store", TICK_S, 60.0, observer.store),
+            Step("capacity", 60.0, 300.0, observer.refresh_capacity, When.OBSERVING),
+            Step("gateways", 1.0, 30.0, lambda: reconcile.tick(self.deps)),
+            Step("rollout", 1.0, 30.0, lambda: rollout.tick(self.deps)),
+            *self.extra,
+        ]
+
+    async def _lease(self) -> str:
+        said = await lease.tick(self.deps)
+        leads = self.deps.leadership.current(self.deps.clock) is not None
+        self.metrics.is_leader.set(leads)
+        self.observer.follow_lease(others_lead=not leads)
+        return said
+
+    async def _observe(self) -> str:
+        """Run a round when the wall clock has entered a new slot of the grid."""
+        now = self.deps.clock.now()
+        slot = slot_of(now, self.period_s)
+        number = slot.timestamp()
+        if self._slot is not None and number == self._slot:
+            return ""
+        if self._slot is not None and number > self._slot + 1.5 * self.period_s:
+            self.metrics.rounds_skipped.inc(round((number - self._slot) / self.period_s) - 1)
+        self._slot = number
+        return await self.observer.observe(slot, (now - slot).total_seconds())

@@ -1,0 +1,173 @@
+"""The observing half of the controller: facts, round, verdicts, buffer, database. One object a process.
+
+Steps, each returning the sentence to log: `load_facts` (what to watch), `observe` (one round), `store`
+(write what waits), `refresh_capacity`. Durations are seconds. While the database is away the last facts
+hold and rounds wait in the buffer. Prevents: scraping that stops with the database, and a standby that
+scrapes beside the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from datetime import UTC, datetime
+
+import numpy as np
+
+from control.alerts import observe as observe_alerts
+from control.assess import Assessment, Assessor
+from control.capacity_book import CapacityBook, EngineKey
+from control.database import session_scope
+from control.deps import Deps
+from control.fleet_facts import FleetFacts, load_fleet
+from control.freshness import Freshness
+from control.lease import LeaseLost
+from control.own_metrics import ControlMetrics
+from control.partitions import drop_old, make_partitions, misplaced_rows, trim_old
+from control.round_writer import Recorded, RoundWriter
+from control.scrape import Round, Scraper
+from fleet.capacity import CapacityEstimate
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Everything the observing steps share. Created when the process starts; follows the lease."""
+
+    def __init__(
+        self,
+        deps: Deps,
+        scraper: Scraper,
+        metrics: ControlMetrics,
+        *,
+        retention_days: int = 30,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self._deps = deps
+        self._scraper = scraper
+        self._metrics = metrics
+        self._retention_days = retention_days
+        self._rng = rng or np.random.default_rng()
+        self.writer = RoundWriter(deps.engine, metrics, role=deps.leadership.role)
+        self._assessor = Assessor(CapacityBook(self._rng))
+        self._facts: FleetFacts | None = None
+        self._estimates: dict[EngineKey, CapacityEstimate] = {}
+        self._refilled = False
+        self._led = False
+
+    @property
+    def is_observing(self) -> bool:
+        """True while this process leads, or led and cannot find out whether it still does.
+
+        Reading metrics twice harms nobody; what is written needs the lease.
+        """
+        return self._led
+
+    def follow_lease(self, *, others_lead: bool) -> None:
+        """Take note of the lease after each look at it. Another leader ends our observing."""
+        if self._deps.leadership.current(self._deps.clock) is not None:
+            self._led = True
+        elif others_lead and self._led:
+            self._led = self._refilled = False
+            self.writer.discard("another_leads")
+            self._assessor = Assessor(CapacityBook(self._rng))
+            self._estimates, self._facts = {}, None
+
+    async def load_facts(self) -> str:
+        """Read what is registered; after winning the lease first, also the samples of the last day."""
+        facts = await asyncio.to_thread(self._load)
+        self._facts = facts
+        return f"{len(facts.nodes)} nodes in {len(facts.pools)} pools, {len(facts.gateways)} gateways"
+
+    def _load(self) -> FleetFacts:
+        with session_scope(self._deps.engine) as session:
+            facts = load_fleet(session)
+            if not self._refilled:
+                taken = self._assessor.refill(session, facts, self._deps.clock.now())
+                now_s = self._deps.clock.now().timestamp()
+                self._estimates = self._assessor.book.refresh(facts, now_s)
+                self._refilled = True
+                log.info("windows refilled from the database", extra={"windows": taken})
+        return facts
+
+    async def observe(self, at: datetime, lag_s: float) -> str:
+        """Run the round stamped `at` and put it in line to be written."""
+        facts = self._facts
+        if facts is None:
+            return "waiting to learn what to watch"
+        round_ = await self._scraper.run(facts.targets, facts.gateways, at, lag_s=lag_s)
+        assessment = await asyncio.to_thread(self._assessor.assess, round_, facts)
+        estimates, self._estimates = self._estimates, {}
+        self.writer.offer(Recorded(round_, assessment, observe_alerts(assessment), estimates))
+        self._count(assessment)
+        return _summary(round_, assessment)
+
+    def _count(self, assessment: Assessment) -> None:
+        counts = Counter(state.freshness for state in assessment.nodes)
+        for freshness in Freshness:
+            self._metrics.nodes.labels(freshness=freshness.value).set(counts[freshness])
+
+    async def store(self) -> str:
+        """Write the rounds that wait. Needs the lease."""
+        epoch = self._deps.leadership.current(self._deps.clock)
+        waiting = len(self.writer)
+        if epoch is None or not waiting:
+            return f"{waiting} rounds wait for the lease" if waiting else ""
+        try:
+            changes = await asyncio.to_thread(self.writer.flush, epoch)
+        except LeaseLost:
+            self._deps.leadership.step_down()
+            raise
+        for change in changes:
+            log.warning(
+                "alert changed",
+                extra={
+                    "rule": change.rule,
+                    "scope": change.scope,
+                    "subject": change.subject,
+                    "state": change.state,
+                },
+            )
+        return f"{waiting - len(self.writer)} rounds written, {len(self.writer)} wait"
+
+    async def refresh_capacity(self) -> str:
+        """Fit capacities in a worker thread; they are written with the next round."""
+        facts = self._facts
+        if facts is None:
+            return "waiting to learn what to watch"
+        now_s = self._deps.clock.now().timestamp()
+        estimates = await asyncio.to_thread(self._assessor.book.refresh, facts, now_s)
+        self._estimates = estimates
+        grades = Counter(
+            e.grade.value if e.grade is not None else e.method.value for e in estimates.values()
+        )
+        return "capacity: " + (
+            ", ".join(f"{n} x {g}" for g, n in sorted(grades.items())) or "no engines yet"
+        )
+
+    async def keep_partitions(self) -> str:
+        """Make the days ahead, drop what is too old, and look for rows without a day."""
+        return await asyncio.to_thread(self._keep_partitions)
+
+    def _keep_partitions(self) -> str:
+        engine, now = self._deps.engine, self._deps.clock.now()
+        with session_scope(engine) as session:
+            made = make_partitions(session, now)
+            misplaced = misplaced_rows(session)
+        for table, rows in misplaced.items():
+            self._metrics.misplaced_rows.labels(table=table).set(rows)
+        dropped = drop_old(engine, now, keep_days=self._retention_days)
+        trimmed = trim_old(engine, now, keep_days=self._retention_days)
+        return f"{len(made)} partitions made, {len(dropped)} dropped, {trimmed} old rows deleted"
+
+
+def _summary(round_: Round, assessment: Assessment) -> str:
+    fleet = next(v.health for v in assessment.verdicts if v.scope == "fleet")
+    rho = "unknown" if fleet.rho.value is None else f"{fleet.rho.value:.2f}"
+    return f"{round_.nodes_sampled}/{len(round_.nodes)} nodes in {round_.duration_s:.1f} s, rho {rho}"
+
+
+def slot_of(now: datetime, period_s: float) -> datetime:
+    """Return the grid stamp of the round `now` belongs to: whole periods since 1970 in UTC."""
+    return datetime.fromtimestamp(now.timestamp() // period_s * period_s, UTC)
