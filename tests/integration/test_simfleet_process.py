@@ -61,6 +61,25 @@ def test_nodes_say_where_they_are_and_stop_at_sigterm(tmp_path: Path):
             fetch(nodes[0]["base_url"] + "/health")
 
 
+def test_sigterm_under_load_is_quiet_and_clean():
+    with running_nodes("--nodes", "2", "--profile", "tiny", "--speed", "0.2") as (process, nodes):
+        body = json.dumps({"prompt": [1, 2], "max_tokens": 1000, "ignore_eos": True, "stream": True})
+        streams = [
+            urllib.request.urlopen(
+                urllib.request.Request(nodes[n % 2]["base_url"] + "/v1/completions", data=body.encode()),
+                timeout=30,
+            )
+            for n in range(8)
+        ]
+        first = [stream.readline() for stream in streams[:2]]
+        assert all(line.startswith(b"data: {") for line in first)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (0, "", "")
+        for stream in streams:
+            stream.close()
+
+
 def test_a_taken_port_is_named_and_nothing_starts():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
