@@ -1,4 +1,4 @@
-"""Calls to a gateway's admin API: read its status, push an assignment.
+"""Calls to a gateway's admin API: read its status, push an assignment, take its usage.
 
 Every call has a deadline (seconds), a cap on the answer's size, no redirects and no proxies from the
 environment. What a gateway answers is checked before anything is believed. Prevents: a slow or hostile
@@ -14,7 +14,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
-from fleet.messages import Assignment, GatewayStatus
+from fleet.messages import Assignment, GatewayStatus, UsageAck, UsagePage
 
 MAX_ANSWER_BYTES = 4_000_000
 #: Epochs and generations above this are not believed: adding to them would leave JSON's exact integers.
@@ -73,6 +73,48 @@ async def push(
     if code == 422:
         raise InvalidPolicy(message or "refused without a reason", field=pointer)
     raise _unexpected(name, code, body)
+
+
+async def usage(
+    http: aiohttp.ClientSession,
+    name: str,
+    url: str,
+    *,
+    after: int,
+    limit: int,
+    token: str,
+    deadline_s: float,
+) -> UsagePage:
+    """Return at most `limit` usage records of gateway `name` after sequence number `after`.
+
+    Raises Unavailable if it cannot be reached or answers something else, Forbidden for a wrong token.
+    """
+    target = f"{url}/admin/usage?after={after}&limit={limit}"
+    code, body = await _call(http, "GET", target, token=token, deadline_s=deadline_s)
+    if code != 200:
+        raise _unexpected(name, code, body)
+    try:
+        page = UsagePage.model_validate_json(body)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise Unavailable(_shown(f"its answer is not a page of usage: {where}: {first['msg']}")) from exc
+    numbers = [record.seq for record in page.records]
+    if page.gateway != name or numbers != sorted(set(numbers)) or (numbers and numbers[0] <= after):
+        raise Unavailable(f"its page of usage is not {name}'s records after {after}, in order")
+    return page
+
+
+async def acknowledge_usage(
+    http: aiohttp.ClientSession, name: str, url: str, ack: UsageAck, *, token: str, deadline_s: float
+) -> None:
+    """Tell gateway `name` that everything up to `ack.seq` is committed. Sending again is harmless."""
+    data = ack.model_dump_json().encode()
+    code, body = await _call(
+        http, "POST", f"{url}/admin/usage/ack", token=token, deadline_s=deadline_s, data=data
+    )
+    if code != 200:
+        raise _unexpected(name, code, body)
 
 
 async def _call(
