@@ -100,7 +100,7 @@ class Admin:
         if expected is None:
             if any(name in (b"origin", b"sec-fetch-site") for name, _ in scope["headers"]):
                 raise Unauthenticated("a browser may not call this", hint="Set an admin token")
-        elif not is_same_secret(bearer(scope["headers"]), expected):
+        elif not is_same_secret(bearer(scope["headers"]), expected.get_secret_value()):
             raise Unauthenticated(
                 "the admin token is wrong", hint="Send Authorization: Bearer <admin token>"
             )

@@ -1,12 +1,28 @@
-"""Files that are whole after a crash: written beside, flushed, renamed, folder flushed.
+"""Files that are whole after a crash, in a folder that one process owns.
 
-Prevents: a half-written file that replaces a good one, and a rename that a power cut undoes.
+Written beside, flushed, renamed, folder flushed. Prevents: a half-written file that replaces a good one,
+a rename that a power cut undoes, and two gateways writing into one spool.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Take `folder` for this process; return the descriptor that holds it, None if another has it.
+
+    The kernel gives it back when the process ends, however it ends.
+    """
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def write_whole(path: Path, content: bytes) -> None:

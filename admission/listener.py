@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from admission.settings import ListenerLimits
+from admission.settings import Settings
 
 _ANSWERS = {
     408: b"Request Timeout",
@@ -25,7 +25,7 @@ _ANSWERS = {
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. `limits` and `by_address` belong to its listener (see `limited_protocol`)."""
 
-    limits: ClassVar[ListenerLimits]
+    limits: ClassVar[Settings]
     by_address: ClassVar[Counter[str]]  # open connections by client address
 
     _timer: asyncio.TimerHandle | None = None
@@ -133,7 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def limited_protocol(limits: ListenerLimits) -> type[LimitedProtocol]:
+def limited_protocol(limits: Settings) -> type[LimitedProtocol]:
     """Return the protocol class of one listener; connections are counted per listener."""
     return type("Listener", (LimitedProtocol,), {"limits": limits, "by_address": Counter[str]()})
 
@@ -147,7 +147,7 @@ def _refusal(status: int, reason: bytes) -> bytes:
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-def listener_options(limits: ListenerLimits) -> dict[str, Any]:
+def listener_options(limits: Settings) -> dict[str, Any]:
     """Return the uvicorn settings that belong to the listener."""
     return {
         "http": limited_protocol(limits),

@@ -21,6 +21,7 @@ import uvicorn
 from admission import lastgood
 from admission.admin import Admin
 from admission.app import App, LoopLag
+from admission.durable import lock_folder
 from admission.engine_link import EngineLink
 from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
@@ -57,6 +58,12 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
     """
     try:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if lock_folder(settings.state_dir) is None:
+            raise InvalidInput(
+                f"another gateway runs in {settings.state_dir}",
+                field="--state-dir",
+                hint="Give each gateway a folder of its own",
+            )
         spool = UsageSpool(settings.state_dir / "usage", max_bytes=settings.spool_bytes)
     except OSError as exc:
         raise InvalidInput(
@@ -122,7 +129,7 @@ async def _serve(app: App, state: GatewayState, listening: socket.socket) -> Non
     config = uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
         timeout_graceful_shutdown=_CUT_OFF_S,
-        **listener_options(state.settings.listener),
+        **listener_options(state.settings),
     )
     server = _Server(config)
     loop = asyncio.get_running_loop()

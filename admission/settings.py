@@ -1,87 +1,140 @@
 """What an operator may set on a gateway, checked before anything starts.
 
-Times are seconds, sizes bytes. Values arrive as flags or RHODECK_GATEWAY_* variables (see `__main__`).
-Prevents: a gateway whose admin API is open to the network, and limits that are only in the source.
+Times are seconds, sizes bytes. Every field is a flag (see `__main__`) and a RHODECK_GATEWAY_* variable;
+secrets are files or variables, never flags. Prevents: a gateway whose admin API is open to the network,
+and limits that are only in the source.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fleet.errors import InvalidInput
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+ENV_PREFIX = "RHODECK_GATEWAY_"
 MIN_TOKEN_CHARACTERS = 16
+MAX_STATE_AGE_S = 2.0
+
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+_Seconds = Annotated[float, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
+_Bytes = Annotated[int, Field(ge=1_024, le=1 << 40)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerLimits:
-    """What one client connection may ask for."""
-
-    header_bytes: int = 16_384
-    header_count: int = 100
-    header_deadline_s: float = 10.0  # first byte of a request (or the connection) to the end of its headers
-    body_idle_s: float = 10.0  # longest silence inside a body
-    body_deadline_s: float = 60.0  # end of the headers to the end of the body
-    keep_alive_s: int = 30  # longest silence between requests
-    write_deadline_s: float = 30.0  # longest time a client may leave our answer unread
-    connections: int = 4_096
-    connections_per_address: int = 2_048
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(BaseSettings):
     """One gateway process."""
 
-    name: str
-    state_dir: Path
-    host: str = "127.0.0.1"
-    port: int = 8400
-    admin_token: str | None = None
-    node_api_key: str | None = None  # sent to the nodes as their own bearer key
-    body_bytes: int = 8 << 20
-    answer_bytes: int = 32 << 20  # largest answer that is not streamed
-    drain_s: float = 30.0
-    poll_interval_s: float = 0.5
-    poll_timeout_s: float = 1.0
-    connect_timeout_s: float = 2.0
-    first_byte_timeout_s: float = 300.0  # request sent to first byte of the answer
-    idle_timeout_s: float = 120.0  # longest silence of an engine inside an answer
-    total_timeout_s: float = 1_800.0  # longest time one request may hold its lease
-    retries: int = 2  # on another node, before the first byte
-    spool_bytes: int = 512 << 20
-    listener: ListenerLimits = ListenerLimits()
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, use_attribute_docstrings=True)
 
-    def check(self) -> None:
-        """Raise InvalidInput naming the first setting that cannot be used."""
-        if not _NAME.fullmatch(self.name):
-            raise InvalidInput(
-                f"{self.name!r} is not a gateway name",
-                field="--name",
-                hint="Lower-case letters, digits, - _ . ; at most 63",
-            )
-        if self.admin_token is not None and len(self.admin_token) < MIN_TOKEN_CHARACTERS:
-            raise InvalidInput(
-                f"the admin token has {len(self.admin_token)} characters; {MIN_TOKEN_CHARACTERS} are asked",
-                field="--admin-token-file",
-                hint="For example: openssl rand -hex 32",
-            )
-        if self.admin_token is None and not is_loopback(self.host):
-            raise InvalidInput(
-                f"{self.host} can be reached from other machines and there is no admin token",
-                field="--host",
-                hint="Give --admin-token-file, or listen on 127.0.0.1",
-            )
-        if self.poll_interval_s + self.poll_timeout_s > 2.0:
-            raise InvalidInput(
-                f"polling each {self.poll_interval_s:g} s with a deadline of {self.poll_timeout_s:g} s "
-                "lets node states grow older than 2 s",
-                field="--poll-interval-s",
-                hint="Keep their sum at or below 2",
-            )
+    name: _Name
+    """Name of this gateway, as the control plane knows it."""
+    state_dir: Path
+    """Folder of the last good assignment and the usage spool."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than loopback only with an admin token."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8400
+    """Port to listen on; 0 picks a free one and logs it."""
+    admin_token: SecretStr | None = None
+    """Token that /admin asks for, 16 characters or more. A variable or a file, not a flag."""
+    admin_token_file: Path | None = None
+    """File with the admin token."""
+    node_api_key: SecretStr | None = None
+    """Key sent to the nodes (vLLM's --api-key). A variable or a file, not a flag."""
+    node_api_key_file: Path | None = None
+    """File with the key sent to the nodes."""
+    log_level: Annotated[str, StringConstraints(pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
+    """Least severe log lines to write: DEBUG, INFO, WARNING or ERROR."""
+    body_bytes: _Bytes = 8 << 20
+    """Largest request body."""
+    answer_bytes: _Bytes = 32 << 20
+    """Largest answer that is not streamed."""
+    drain_s: Annotated[float, Field(ge=0, le=3_600, allow_inf_nan=False)] = 30.0
+    """Time that running requests get after SIGTERM."""
+    poll_interval_s: _Seconds = 0.5
+    """Time between two looks at a node's metrics."""
+    poll_timeout_s: _Seconds = 1.0
+    """Deadline of one look. Together with the interval at most 2 s."""
+    connect_timeout_s: _Seconds = 2.0
+    """Deadline of a connection to a node."""
+    first_byte_timeout_s: _Seconds = 300.0
+    """Time a node has to begin its answer."""
+    idle_timeout_s: _Seconds = 120.0
+    """Longest silence inside a node's answer."""
+    total_timeout_s: _Seconds = 1_800.0
+    """Longest time an answer may take, and so hold its lease."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Times a request may go to another node before its first byte."""
+    spool_bytes: _Bytes = 512 << 20
+    """Bound of the usage spool; records beyond it are lost, counted and logged as errors."""
+    header_bytes: _Bytes = 16_384
+    """Largest request head."""
+    header_count: _Count = 100
+    """Most headers of a request."""
+    header_deadline_s: _Seconds = 10.0
+    """Time a client has for a request head, from connecting or from its first byte."""
+    body_idle_s: _Seconds = 10.0
+    """Longest silence inside a request body."""
+    body_deadline_s: _Seconds = 60.0
+    """Time a client has for a request body."""
+    keep_alive_s: Annotated[int, Field(ge=1, le=3_600)] = 30
+    """Time an idle client connection is kept."""
+    write_deadline_s: _Seconds = 30.0
+    """Time a client may leave an answer unread."""
+    connections: _Count = 4_096
+    """Most client connections."""
+    connections_per_address: _Count = 2_048
+    """Most connections of one client address."""
+
+
+#: Settings that come from files and variables only.
+SECRETS = ("admin_token", "node_api_key")
+
+
+def load(given: dict[str, Any]) -> Settings:
+    """Return the settings from `given` and the environment. Raises InvalidInput naming the flag."""
+    values = dict(given)
+    for secret in SECRETS:
+        path = values.get(f"{secret}_file")
+        if path:
+            values[secret] = read_secret(Path(path), _flag(f"{secret}_file"))
+    try:
+        settings = Settings(**values)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        hint = Settings.model_fields[name].description or ""
+        raise InvalidInput(first["msg"], field=_flag(name), hint=hint) from exc
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    """Raise InvalidInput for settings that do not go together."""
+    token = settings.admin_token
+    if token is not None and len(token.get_secret_value()) < MIN_TOKEN_CHARACTERS:
+        raise InvalidInput(
+            f"the admin token is too short; {MIN_TOKEN_CHARACTERS} characters or more are asked",
+            field="--admin-token-file",
+            hint="For example: openssl rand -hex 32",
+        )
+    if token is None and not is_loopback(settings.host):
+        raise InvalidInput(
+            f"{settings.host} can be reached from other machines and there is no admin token",
+            field="--host",
+            hint="Give --admin-token-file, or listen on 127.0.0.1",
+        )
+    if settings.poll_interval_s + settings.poll_timeout_s > MAX_STATE_AGE_S:
+        raise InvalidInput(
+            f"polling each {settings.poll_interval_s:g} s with a deadline of {settings.poll_timeout_s:g} s "
+            f"lets node states grow older than {MAX_STATE_AGE_S:g} s",
+            field="--poll-interval-s",
+            hint=f"Keep their sum at or below {MAX_STATE_AGE_S:g}",
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -105,3 +158,7 @@ def read_secret(path: Path, field: str) -> str:
     if not secret or any(character.isspace() for character in secret):
         raise InvalidInput(f"{path} must hold one token on one line", field=field)
     return secret
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

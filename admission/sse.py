@@ -70,11 +70,8 @@ class StreamReader:
         """Return what the client gets now. With hidden usage an unfinished event is held back."""
         if not self._is_readable:
             return chunk
-        if not self._separator:
-            self._separator = b"\r\n\r\n" if b"\r\n" in chunk else b"\n\n"
         data = self._held + chunk if self._held else chunk
-        end = data.rfind(self._separator)
-        end = 0 if end < 0 else end + len(self._separator)
+        end = self._end_of_events(data)
         whole, self._held = (data, b"") if end == len(data) else (data[:end], data[end:])
         passed = whole
         if whole:
@@ -85,6 +82,16 @@ class StreamReader:
             self._is_readable = False
             passed, self._held = passed + self._held, b""
         return passed if self._hides_usage else chunk
+
+    def _end_of_events(self, data: bytes) -> int:
+        """Return where the last complete event ends; the first line end tells how events are parted."""
+        if not self._separator:
+            first = data.find(b"\n")
+            if first < 0:
+                return 0
+            self._separator = b"\r\n\r\n" if data[first - 1 : first] == b"\r" else b"\n\n"
+        end = data.rfind(self._separator)
+        return 0 if end < 0 else end + len(self._separator)
 
     def rest(self) -> bytes:
         """Return an unfinished last event that was held back."""

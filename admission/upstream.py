@@ -95,8 +95,8 @@ class Upstream:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "rhodeck-gateway"}
-        if settings.node_api_key:
-            self._headers["Authorization"] = f"Bearer {settings.node_api_key}"
+        if settings.node_api_key is not None:
+            self._headers["Authorization"] = f"Bearer {settings.node_api_key.get_secret_value()}"
 
     async def __aenter__(self) -> Upstream:
         self._session = aiohttp.ClientSession(

@@ -1,0 +1,140 @@
+"""Calls are counted for what they ask, and go on unchanged but for what policy says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from admission.calls import IMAGE_TOKENS, parse_call
+from admission.estimate import PRIOR_BYTES_PER_TOKEN, PromptEstimator
+from fleet.errors import InvalidInput
+
+
+def chat(**extra: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hello"}], **extra}
+
+
+def raw(document: object) -> bytes:
+    return json.dumps(document).encode()
+
+
+def test_a_plain_body_goes_on_byte_for_byte() -> None:
+    body = b'{ "model":"m",  "messages":[{"role":"user","content":"\\u00e9 1.50"}], "temperature":1.50 }'
+    assert parse_call("chat", body).body(priority=None) == body
+
+
+def test_what_policy_adds_leaves_the_rest_byte_for_byte() -> None:
+    body = (
+        b'{ "model":"m", "messages":[{"role":"user","content":"a"}],"stream":true, "temperature":1.50 }\n'
+    )
+    sent = parse_call("chat", body).body(priority=10)
+    assert sent.startswith(body.rstrip()[:-1])
+    assert json.loads(sent)["priority"] == 10
+    assert json.loads(sent)["stream_options"] == {"include_usage": True}
+    assert json.loads(sent)["temperature"] == 1.5
+
+
+@pytest.mark.parametrize("key", ["priority", "priorit\\u0079"])
+def test_a_priority_of_the_client_never_passes(key: str) -> None:
+    body = (
+        b'{"model":"m","%s":-99,"messages":[{"role":"user","content":"a"}],"priority":-98}' % key.encode()
+    )
+    assert "priority" not in json.loads(parse_call("chat", body).body(priority=None))
+    sent = parse_call("chat", body).body(priority=20)
+    assert json.loads(sent)["priority"] == 20
+    assert sent.count(b"priority") == 1
+
+
+def test_doubled_keys_reach_the_engine_as_they_were_counted() -> None:
+    body = b'{"model":"m","max_tokens":100000,"messages":[{"role":"user","content":"a"}],"max_tokens":5}'
+    call = parse_call("chat", body)
+    assert call.max_tokens == 5
+    assert call.body(priority=None).count(b'"max_tokens"') == 1
+    assert json.loads(call.body(priority=None))["max_tokens"] == 5
+
+
+def test_usage_options_of_the_client_are_kept() -> None:
+    options = {"include_usage": False, "continuous_usage_stats": False}
+    call = parse_call("chat", raw(chat(stream=True, stream_options=options)))
+    assert call.hides_usage
+    sent = json.loads(call.body(priority=None))["stream_options"]
+    assert sent == {"include_usage": True, "continuous_usage_stats": False}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "document", "expected"),
+    [
+        ("chat", chat(), None),
+        ("chat", chat(max_tokens=10), 10),
+        ("chat", chat(max_tokens=10, max_completion_tokens=7), 7),
+        ("chat", chat(max_tokens=10, n=3), 30),
+        ("completions", {"model": "m", "prompt": "a"}, 16),
+        ("completions", {"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "n": 2}, 20),
+        ("completions", {"model": "m", "prompt": "a", "max_tokens": 5, "best_of": 4}, 20),
+        ("embeddings", {"model": "m", "input": "a"}, 0),
+    ],
+)
+def test_the_bound_on_output_covers_every_choice(
+    endpoint: str, document: object, expected: int | None
+) -> None:
+    assert parse_call(endpoint, raw(document)).max_tokens == expected
+
+
+def test_token_ids_are_counted_exactly() -> None:
+    estimator = PromptEstimator()
+    for prompt, tokens in (([1] * 9, 9), ([[1, 2], [3]], 3)):
+        call = parse_call("completions", raw({"model": "m", "prompt": prompt}))
+        assert estimator.tokens("m", call.prompt) == tokens
+
+
+def test_an_image_counts_as_an_image_not_by_its_bytes() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
+    content = [{"type": "text", "text": "abcd"}, image]
+    call = parse_call("chat", raw({"model": "m", "messages": [{"role": "user", "content": content}]}))
+    assert PromptEstimator().tokens("m", call.prompt) == 1 + 4 + IMAGE_TOKENS
+
+
+def test_the_estimate_converges_to_what_engines_count() -> None:
+    estimator = PromptEstimator()
+    call = parse_call("completions", raw({"model": "m", "prompt": "x" * 3_000}))
+    assert estimator.tokens("m", call.prompt) == 3_000 / PRIOR_BYTES_PER_TOKEN
+    for _ in range(500):
+        estimator.learn("m", call.prompt, 1_500)  # two bytes a token
+    assert estimator.tokens("m", call.prompt) == pytest.approx(1_500, rel=0.01)
+    assert estimator.tokens("other", call.prompt) == 750
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "document", "field"),
+    [
+        ("chat", [], None),
+        ("chat", {}, "model"),
+        ("chat", {"model": 3}, "model"),
+        ("chat", {"model": "m"}, "messages"),
+        ("chat", {"model": "m", "messages": []}, "messages"),
+        ("chat", {"model": "m", "messages": ["a"]}, "messages"),
+        ("chat", chat(stream="yes"), "stream"),
+        ("chat", chat(stream_options=3), "stream_options"),
+        ("chat", chat(max_tokens=-1), "max_tokens"),
+        ("chat", chat(max_tokens=1.5), "max_tokens"),
+        ("chat", chat(max_tokens=True), "max_tokens"),
+        ("chat", chat(n=10**6), "n"),
+        ("completions", {"model": "m"}, "prompt"),
+        ("completions", {"model": "m", "prompt": [1.5]}, "prompt"),
+        ("embeddings", {"model": "m", "input": {}}, "input"),
+    ],
+)
+def test_a_call_that_cannot_be_counted_is_refused_by_name(
+    endpoint: str, document: object, field: str | None
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_call(endpoint, raw(document))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"model":NaN}'])
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        parse_call("chat", body)
