@@ -1,9 +1,9 @@
 """What waits, and which of it starts now.
 
 Joins the fair queue with the nodes' room. Tokens are counts, times monotonic seconds. A request that is
-next but does not fit is parked: others may pass it, but once as many tokens as it needs itself have
-started past it, a node is held free for it. Prevents: a large request starving behind small ones, and
-small ones standing behind a large one while there is room for them.
+next but does not fit is parked: others may pass it, for room that is too small for it would lie idle, but
+no more tokens than it needs itself; then the nodes it can use are kept free until it fits. Prevents: a
+large request starving behind small ones, and small ones of a low tier taking each gap from a high one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Backlog:
         self._class_ratios: dict[str, float] = {}
         self._is_fifo = False
         self._parked: dict[tuple[Tier, LaneKey], Ticket] = {}
-        self._holds: dict[str, Ticket] = {}
         self._meters: dict[str, DrainMeter] = {}
 
     def apply(self, policy: Policy) -> None:
@@ -53,10 +52,23 @@ class Backlog:
 
     def place(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
         """Return the node a request could start on now; None when none has room."""
-        held = self._holds
-        if held:
-            held = {name: holder for name, holder in held.items() if holder is not ticket}
-        return self._placement.choose(self.need(ticket), held, now_s)
+        keep_free: tuple[Need, ...] = ()
+        if self._parked:
+            parked = self._parked.values()
+            keep_free = tuple(self.need(one) for one in parked if not self._may_pass(ticket, one))
+        return self._placement.choose(self.need(ticket), keep_free, now_s)
+
+    def _may_pass(self, ticket: Ticket, parked: Ticket) -> bool:
+        """Say whether `ticket` may start on a node that `parked` could use.
+
+        Between tiers: while its tier is ahead of the parked one's by less than the parked request needs.
+        Inside a tier: while less than that has passed. A parked request may pass those parked later.
+        """
+        if ticket is parked or (ticket.is_parked and ticket.ticket_id < parked.ticket_id):
+            return True
+        if ticket.tier is parked.tier:
+            return parked.passed_tokens + ticket.tokens <= parked.tokens
+        return self.queue.lead_tokens(ticket.tier, parked.tier) <= parked.tokens
 
     def join(self, ticket: Ticket, now_s: float) -> None:
         """Queue a request."""
@@ -72,52 +84,36 @@ class Backlog:
         self.queue.discard(ticket)
         model = ticket.request.model
         if ticket.is_parked:
-            self._parked.pop((ticket.tier, lane_of(ticket)), None)
-            self._holds = {name: one for name, one in self._holds.items() if one is not ticket}
+            del self._parked[ticket.tier, lane_of(ticket)]
         self._meters[model].set_busy(self.queue.is_waiting(model), now_s)
 
     def start(self, ticket: Ticket, book: NodeBudget, *, in_turn: bool, now_s: float) -> None:
         """Take a waiting request out: it starts on `book`'s node."""
         self.leave(ticket, now_s)
         self._meters[ticket.request.model].add(ticket.tokens)
-        self._count_start(ticket, book, in_turn=in_turn, tenant_in_turn=in_turn, now_s=now_s)
+        self._count_start(ticket, book, in_turn=in_turn, tenant_in_turn=in_turn)
 
-    def start_directly(self, ticket: Ticket, book: NodeBudget, now_s: float) -> None:
+    def start_directly(self, ticket: Ticket, book: NodeBudget) -> None:
         """Count a request that starts without having waited."""
         tier_in_turn = self.queue.requests == 0
         tenant_in_turn = self.queue.length(ticket.tier) == 0
-        self._count_start(ticket, book, in_turn=tier_in_turn, tenant_in_turn=tenant_in_turn, now_s=now_s)
+        self._count_start(ticket, book, in_turn=tier_in_turn, tenant_in_turn=tenant_in_turn)
 
     def _count_start(
-        self, ticket: Ticket, book: NodeBudget, *, in_turn: bool, tenant_in_turn: bool, now_s: float
+        self, ticket: Ticket, book: NodeBudget, *, in_turn: bool, tenant_in_turn: bool
     ) -> None:
         self.queue.charge_tier(ticket.tier, ticket.tokens, in_turn=in_turn)
         if not ticket.is_parked:
             self.queue.charge_tenant(ticket, in_turn=tenant_in_turn)
         for parked in self._parked.values():
-            if self._placement.serves(book, parked.request.model):
+            if parked.tier is ticket.tier and self._placement.may_use(self.need(parked), book):
                 parked.passed_tokens += ticket.tokens
-                if parked.passed_tokens >= parked.tokens:
-                    self._hold_for(parked, now_s)
-
-    def _hold_for(self, ticket: Ticket, now_s: float) -> None:
-        """Keep a node free for a parked request, but never more than half of the nodes."""
-        if ticket in self._holds.values():
-            return
-        if self._holds and 2 * (len(self._holds) + 1) > sum(1 for _ in self._placement):
-            return
-        book = self._placement.roomiest(self.need(ticket), self._holds, now_s)
-        if book is not None:
-            self._holds[book.name] = ticket
 
     def starts(self, now_s: float) -> Iterator[tuple[Ticket, NodeBudget]]:
         """Yield what starts now, one by one, already taken out of the queue.
 
         The caller books each on its node before asking for the next.
         """
-        if self._holds:
-            open_names = {book.name for book in self._placement if book.is_open(now_s)}
-            self._holds = {name: one for name, one in self._holds.items() if name in open_names}
         blocked: set[tuple[Tier, LaneKey]] = set()
         tried: set[int] = set()
         while self.queue.requests:

@@ -5,9 +5,9 @@ to its weight, what is idle earns nothing, and whatever fits may run when nobody
 conserving). Prevents: strict priority starving a tier, and a tenant returning from idleness with credit.
 
 Bounds. While a tier of weight w (of 100) has a request of k tokens that fits, the other tiers start at
-most k * (100 - w) / w tokens, plus one largest request each, before it. A head that does not fit is
-passed by at most as many tokens as it needs itself, plus one request; then a node is kept free for it
-(the gate does that). Nothing waits beyond its tier's timeout.
+most k * (100 - w) / w tokens, plus one largest request each, before it. While it does not fit, each
+other tier may run ahead of its share by at most k tokens and one request, and inside its tier at most
+k tokens pass it (`fleet.backlog`). Nothing waits beyond its tier's timeout.
 Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
 """
 
@@ -241,6 +241,10 @@ class FairQueue:
         """Return the tiers that have something waiting, the one whose turn it is first."""
         waiting = [tier for tier in TIERS if self._tiers[tier].requests]
         return sorted(waiting, key=self._tier_tags.start)
+
+    def lead_tokens(self, tier: Tier, other: Tier) -> float:
+        """Return the tokens by which `tier` is ahead of its share against `other`; below 0: behind."""
+        return (self._tier_tags.start(tier) - self._tier_tags.start(other)) * self._weights[tier]
 
     def charge_tier(self, tier: Tier, tokens: int, *, in_turn: bool) -> None:
         """Count tokens that start against their tier."""

@@ -130,7 +130,7 @@ class Gate:
             book = self._backlog.place(ticket, now_s)
             if book is not None:
                 account.accept(ticket.tokens)
-                self._backlog.start_directly(ticket, book, now_s)
+                self._backlog.start_directly(ticket, book)
                 return Dispatch(book.name, self._open_lease(ticket, book, now_s))
         return self._hopeless(ticket, now_s) or self._enqueue(ticket, account, now_s)
 

@@ -8,7 +8,7 @@ a spot node while a guaranteed one has room, and a prefix's home node being fed 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -89,6 +89,7 @@ class Placement:
     def __init__(self) -> None:
         self._books: dict[str, NodeBudget] = {}
         self._candidates: dict[tuple[str, Tier], list[tuple[int, NodeBudget]]] = {}
+        self._names: dict[tuple[str, Tier], set[str]] = {}
         self._routing = Routing()
         self._turn = 0
 
@@ -114,6 +115,7 @@ class Placement:
                     if rank is not None:
                         listed = self._candidates.setdefault((model, tier), [])
                         listed.append((rank, self._books[target.name]))
+        self._names = {key: {book.name for _, book in listed} for key, listed in self._candidates.items()}
 
     def observe(self, states: Iterable[NodeState]) -> None:
         """Take in polled states; names that are not ours are ignored."""
@@ -135,12 +137,12 @@ class Placement:
         """Say whether any node takes work."""
         return any(book.is_open(now_s) for book in self._books.values())
 
-    def choose(self, need: Need, held: Container[str], now_s: float) -> NodeBudget | None:
+    def choose(self, need: Need, keep_free: Sequence[Need], now_s: float) -> NodeBudget | None:
         """Return the node to send to now, or None when none has room. O(nodes).
 
-        Nodes in `held` are kept free for another request. Nodes in `need.avoid` come last.
+        Nodes that a request in `keep_free` waits for are left out. Nodes in `need.avoid` come last.
         """
-        fitting = self._fitting(need, held, now_s)
+        fitting = self._fitting(need, keep_free, now_s)
         if not fitting:
             return None
         if need.avoid:
@@ -158,13 +160,13 @@ class Placement:
             return max(books, key=_room)
         return min(books, key=_load)
 
-    def _fitting(self, need: Need, held: Container[str], now_s: float) -> list[tuple[int, NodeBudget]]:
+    def _fitting(self, need: Need, keep_free: Sequence[Need], now_s: float) -> list[tuple[int, NodeBudget]]:
         return [
             ranked
             for ranked in self._candidates.get((need.model, need.tier), ())
             if ranked[1].is_open(now_s)
             and ranked[1].has_room(need.tokens, need.size_class, need.class_ratio)
-            and ranked[1].name not in held
+            and not (keep_free and self._is_kept(ranked[1], need, keep_free))
         ]
 
     def _home(self, prefix_key: str, books: list[NodeBudget]) -> NodeBudget:
@@ -192,25 +194,26 @@ class Placement:
             fits_closed = fits_closed or fits
         return Outlook.TOO_LARGE if any_open and not fits_closed else Outlook.NO_NODES
 
-    def roomiest(self, need: Need, held: Container[str], now_s: float) -> NodeBudget | None:
-        """Return the open node that could hold `need` and is nearest to having room, to be kept free."""
-        able = [
-            book
-            for _, book in self._candidates.get((need.model, need.tier), ())
-            if book.is_open(now_s)
-            and book.name not in held
-            and need.tokens <= book.largest(need.class_ratio)
-        ]
-        return max(able, key=_room) if able else None
-
     def largest_tokens(self, need: Need) -> int:
         """Return the largest request any candidate could hold, in tokens, for the refusal's message."""
         books = self._candidates.get((need.model, need.tier), ())
         return max((book.largest(need.class_ratio) for _, book in books), default=0)
 
-    def serves(self, book: NodeBudget, model: str) -> bool:
-        """Say whether the assignment lets `book`'s node serve `model`."""
-        return book.target is not None and model in book.target.models
+    def may_use(self, need: Need, book: NodeBudget) -> bool:
+        """Say whether `need` could ever run on `book`'s node."""
+        names = self._names.get((need.model, need.tier))
+        return names is not None and book.name in names and need.tokens <= book.largest(need.class_ratio)
+
+    def _is_kept(self, book: NodeBudget, need: Need, keep_free: Sequence[Need]) -> bool:
+        """Say whether a request waits for the room that `need` would take on `book`'s node.
+
+        One that waits for its own size class only, while the node has room, is not kept from by others.
+        """
+        return any(
+            self.may_use(one, book)
+            and (one.size_class == need.size_class or not book.has_room(one.tokens, None, 1.0))
+            for one in keep_free
+        )
 
 
 def _load(book: NodeBudget) -> float:

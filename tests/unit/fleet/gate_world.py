@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Any
 
-from fleet.gate import Gate, NodeState, Request
+from fleet.gate import Decision, Dispatch, Event, Gate, Lease, NodeState, Request, Started
 from fleet.messages import Assignment
-from fleet.outcomes import Tier
+from fleet.outcomes import Outcome
 
 MODEL = "llama"
 
@@ -34,7 +35,7 @@ def assignment(
     generation: int = 1,
     **parts: Any,
 ) -> Assignment:
-    """Return an assignment: one gateway, quotas as shares, nodes `n1` of 100,000 KV tokens at target 0.85."""
+    """Return an assignment to the only gateway: shares equal quotas; one node, target ratio 0.85."""
     tenants = tenants if tenants is not None else {"acme": tenant()}
     tier_policies: dict[str, dict[str, Any]] = {
         "interactive": {"weight": 70, "queue_timeout_s": 1.5, "max_queued_requests": 100_000},
@@ -102,4 +103,46 @@ def open_gate(made: Assignment | None = None, now_s: float = 0.0, **options: Any
     return gate
 
 
-ALL_TIERS = (Tier.INTERACTIVE, Tier.BATCH, Tier.BEST_EFFORT)
+class Server:
+    """Serves a gate's starts at a fixed pace: leases end in the order in which they began."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.now_s = 0.0
+        self.running: deque[Lease] = deque()
+        self.started: list[Lease] = []
+
+    def offer(self, asked: Request) -> Decision:
+        """Offer a request now, and run it if it starts."""
+        decision = self.gate.offer(asked, self.now_s)
+        if isinstance(decision, Dispatch):
+            self._run(decision.lease)
+        return decision
+
+    def _run(self, lease: Lease) -> None:
+        self.running.append(lease)
+        self.started.append(lease)
+
+    def poll(self) -> list[Event]:
+        """Poll the gate and run what it starts."""
+        events = self.gate.poll(self.now_s)
+        for event in events:
+            if isinstance(event, Started):
+                self._run(event.lease)
+        return events
+
+    def step(self, seconds: float) -> list[Event]:
+        """Move on, see all nodes idle (but for our leases), end the oldest lease, start what fits."""
+        self.now_s += seconds
+        names = list(self.gate.snapshot(self.now_s).nodes)
+        self.gate.observe([state(name, self.now_s) for name in names], self.now_s)
+        if self.running:
+            lease = self.running.popleft()
+            self.gate.release(
+                lease,
+                prompt_tokens=lease.prompt_tokens,
+                output_tokens=lease.output_tokens,
+                outcome=Outcome.COMPLETED,
+                now_s=self.now_s,
+            )
+        return self.poll()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from gate_world import assignment, node, open_gate, request, state, tenant
 
 from fleet.gate import Dispatch, Evicted, Gate, Queued, Refused, Started
 from fleet.outcomes import Outcome, Tier
-from tests.unit.fleet.gate_world import assignment, node, open_gate, request, state, tenant
 
 DONE = {"prompt_tokens": 100, "output_tokens": 900, "outcome": Outcome.COMPLETED}
 
@@ -352,9 +352,7 @@ def test_overload_judged_from_the_drain_rate_is_refused_at_once():
             if isinstance(decision, Refused):
                 outcomes.append(decision.outcome)
         gate.release(running.pop(0), **DONE, now_s=now_s)
-        for event in gate.poll(now_s):
-            if isinstance(event, Started):
-                running.append(event.lease)
+        running += [event.lease for event in gate.poll(now_s) if isinstance(event, Started)]
         gate.observe([state("n1", now_s, kv_used_ratio=0.5)], now_s)
     late = [one for one in outcomes if one is Outcome.REJECTED_TOO_LATE]
     assert len(late) > 100
