@@ -94,6 +94,7 @@ class CapacityEstimate:
     peak_seen_tokens_per_s: float | None = None  # lower bound: q95 of 60 s throughput
     drift: float | None = None  # plateau / curve - 1, when beyond 15 %
     advised_batch: float | None = None  # fewer sequences would finish over 3 % more
+    plateau: Plateau | None = None  # the last capacity seen, whether or not it became mu
     flags: tuple[str, ...] = ()
     source: str = ""
 
@@ -214,6 +215,7 @@ def estimate_capacity(
         windows=len(usable),
         fitted_at_s=points[-1].ended_at_s,
         peak_seen_tokens_per_s=peak,
+        plateau=seen,
         flags=flags,
     )
     batch = np.asarray([p.batch for p in usable], np.float64)

@@ -24,7 +24,7 @@ from fleet.capacity import (
     estimate_capacity,
 )
 from fleet.readings import EngineWindow
-from fleet.saturation import EngineLimits, Mix, Plateau, Point, known_slots, mix_of, plateau
+from fleet.saturation import EngineLimits, Mix, Plateau, Point, mix_of
 
 RING_WINDOWS = 8640  # 24 h of 10 s windows
 MIN_COVERED = 0.8
@@ -35,7 +35,7 @@ MIX_SPAN_S = 600.0
 MIX_COMPLETIONS = 400  # below it sampling noise alone moves the mean output by 20 %
 PLATEAU_VALID_S = 7 * 86400.0
 REFIT_AFTER_S = 600.0
-REFIT_GROWTH = 0.1
+REFIT_GROWTH = 0.02  # of the windows there are, so that a full ring is refitted every half hour
 
 
 def point_of(ended_at_s: float, window: EngineWindow, covered_ratio: float = 1.0) -> Point | None:
@@ -98,8 +98,8 @@ def mix_moved(before: Mix, after: Mix) -> bool:
 class CapacityLearner:
     """Learns one engine (one label, model revision and launch configuration). Owned by one loop; no lock.
 
-    Adding a window is O(1); `estimate` refits at most every 10 minutes unless the ring grew by a tenth, the
-    engine reached a new height or saturated. `draws` is the number of bootstrap resamples.
+    Adding a window is O(1). `estimate` refits after 10 minutes or, in a longer ring, when 2 % of its
+    windows are new, and at once when the engine reached a new height. `draws` is the number of resamples.
     """
 
     def __init__(self, limits: EngineLimits, *, ring_windows: int = RING_WINDOWS, draws: int = 100) -> None:
@@ -179,9 +179,10 @@ class CapacityLearner:
             return self._added_since >= 3 or self._cached is None
         newest = self._points[-1]
         waited = newest.ended_at_s - (self._cached.fitted_at_s or 0.0)
-        grown = self._added_since >= max(6, REFIT_GROWTH * self._fitted_count)
+        young = self._fitted_count < 120 and self._added_since >= 6
+        due = waited >= REFIT_AFTER_S and self._added_since >= REFIT_GROWTH * self._fitted_count
         higher = newest.usable and newest.batch > 1.1 * self._highest and self._added_since >= 3
-        return waited >= REFIT_AFTER_S or grown or higher
+        return young or due or higher
 
     def _refit(self, now_s: float, rng: np.random.Generator) -> None:
         points = [p for p in self._points if p.ended_at_s > self._bucket_from_s]
@@ -191,15 +192,12 @@ class CapacityLearner:
         if before and recent and mix_moved(mix_of(before), mix_of(recent)):
             self._bucket_from_s, self._stale, self._plateau = recent_from_s, self._cached, None
             points = recent
-        slots, _ = known_slots(points, self._limits)
-        seen = plateau(points, slots)
-        if seen is not None:
-            self._plateau = seen
-        elif self._plateau is not None and now_s - self._plateau.seen_at_s > PLATEAU_VALID_S:
+        if self._plateau is not None and now_s - self._plateau.seen_at_s > PLATEAU_VALID_S:
             self._plateau = None
         self._cached = estimate_capacity(
             points, self._limits, rng, draws=self._draws, remembered=self._plateau
         )
+        self._plateau = self._cached.plateau
         if self._cached.curve is not None:
             self._stale = None
         self._fitted_count, self._added_since = len(points), 0

@@ -192,28 +192,41 @@ def bootstrap_curves(
     The robustness weights of `fit` stay fixed (the fast robust bootstrap), so every resample, with its own
     choice of knee, is a handful of small normal equations. `draws` may be 0.
     """
+    if draws == 0:
+        return []
     counts = block_counts(len(batch), draws, rng) * fit.weights
     candidates = knots(batch) if fit.curve.knee is not None else []
-    designs = [_line_design(batch)] + [_bent_design(batch, knot) for knot in candidates]
-    n = len(batch)
+    columns = [np.ones_like(batch), batch, batch * batch, latency, batch * latency]
+    for knot in candidates:
+        above = np.maximum(0.0, batch - knot)
+        columns += [above, above * batch, above * above, above * latency]
+    sums = counts @ np.column_stack(columns)
+    one, b, bb, t, bt = sums[:, :5].T
     chosen = [StepCurve(fit.curve.intercept_s, fit.curve.slope_s)] * draws
-    losses = np.full(draws, np.inf)
-    squares = counts @ (latency * latency)
-    for position, design in enumerate(designs):
-        width = design.shape[1]
-        products = (design[:, :, None] * design[:, None, :]).reshape(n, width * width)
-        normal = (counts @ products).reshape(draws, width, width)
-        right = counts @ (design * latency[:, None])
-        for draw in range(draws):
-            found = _resolve(normal[draw], right[draw])
-            loss = float(squares[draw] - 2 * found @ right[draw] + found @ normal[draw] @ found)
-            if loss >= losses[draw] and position > 0:
-                continue
-            losses[draw] = loss
-            knot = candidates[position - 1] if position else None
-            extra = float(found[2]) if position else 0.0
-            chosen[draw] = StepCurve(float(found[0]), float(found[1]), knot, extra)
+    gains = np.full(draws, -np.inf)
+    normal, right = np.array([[one, b], [b, bb]]), np.array([t, bt])
+    _take_better(chosen, gains, normal.transpose(2, 0, 1), right.T, None)
+    for position, knot in enumerate(candidates):
+        h, hb, hh, ht = sums[:, 5 + 4 * position : 9 + 4 * position].T
+        normal, right = np.array([[one, b, h], [b, bb, hb], [h, hb, hh]]), np.array([t, bt, ht])
+        _take_better(chosen, gains, normal.transpose(2, 0, 1), right.T, knot)
     return chosen
+
+
+def _take_better(
+    chosen: list[StepCurve], gains: Vector, normal: Vector, right: Vector, knot: float | None
+) -> None:
+    """Replace each resample's curve by this knot's solution where it explains more of the latency."""
+    size: Vector = np.einsum("dii->d", normal)
+    ridge: Vector = 1e-12 * size[:, None, None] * np.eye(right.shape[1])
+    solved: Vector = np.linalg.solve(normal + ridge, right[:, :, None])[:, :, 0].astype(np.float64)
+    for draw in np.flatnonzero(solved.min(axis=1) < 0):
+        solved[draw] = _resolve(normal[draw], right[draw])
+    explained: Vector = 2 * (solved * right).sum(axis=1) - np.einsum("di,dij,dj->d", solved, normal, solved)
+    for draw in np.flatnonzero(explained > gains):
+        gains[draw] = explained[draw]
+        extra = float(solved[draw, 2]) if knot is not None else 0.0
+        chosen[draw] = StepCurve(float(solved[draw, 0]), float(solved[draw, 1]), knot, extra)
 
 
 def _resolve(normal: Vector, right: Vector) -> Vector:

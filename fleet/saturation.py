@@ -141,11 +141,13 @@ def is_saturated(minute: Sequence[Point], slots: float) -> bool:
 def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
     """Return points that end a saturated minute."""
     found: list[Point] = []
-    first = 0
+    first = queued = 0
     for position, point in enumerate(points):
+        queued += (point.waiting or 0) > 0
         while points[first].ended_at_s <= point.ended_at_s - 60:
+            queued -= (points[first].waiting or 0) > 0
             first += 1
-        if is_saturated(points[first : position + 1], slots):
+        if queued >= 0.9 * (position + 1 - first) and is_saturated(points[first : position + 1], slots):
             found.append(point)
     return found
 
