@@ -64,9 +64,9 @@ def append(
         raise Conflict(
             "other changes are being recorded; this one was not made", hint="Try again", retryable=True
         ) from exc
-    last = session.execute(select(AuditRow.id, AuditRow.hash).order_by(AuditRow.id.desc()).limit(1)).first()
+    last_id, last_hash = tail(session)
     row = AuditRow(
-        id=(last.id if last else 0) + 1,
+        id=last_id + 1,
         at=now,
         actor=actor.name,
         role=actor.role.value,
@@ -75,7 +75,7 @@ def append(
         subject=subject,
         note=note,
         detail=dict(detail),
-        previous_hash=last.hash if last else FIRST_HASH,
+        previous_hash=last_hash,
     )
     row.hash = row_hash(row)
     session.add(row)
@@ -98,6 +98,15 @@ def row_hash(row: AuditRow) -> str:
         "previous_hash": row.previous_hash,
     }
     return hashlib.sha256(canonical_json(said)).hexdigest()
+
+
+def tail(session: Session) -> tuple[int, str]:
+    """Return number and hash of the last row; (0, zeros) of an empty record.
+
+    Kept outside the database, the pair also shows a record that was rewritten as a whole.
+    """
+    last = session.execute(select(AuditRow.id, AuditRow.hash).order_by(AuditRow.id.desc()).limit(1)).first()
+    return (last.id, last.hash) if last else (0, FIRST_HASH)
 
 
 def verify(session: Session) -> BrokenRow | None:

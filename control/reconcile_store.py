@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from sqlalchemy import null, select
@@ -225,7 +226,7 @@ def _nodes(session: Session) -> list[NodeTarget]:
                 NodeTarget(
                     name=row.name,
                     pool=row.pool,
-                    base_url=row.base_url,
+                    base_url=_with_port(row.base_url),
                     models=tuple(row.models),
                     price_class=row.price_class,
                     draining=row.state == "draining",
@@ -233,9 +234,17 @@ def _nodes(session: Session) -> list[NodeTarget]:
                     honours_priority=row.scheduling_policy == "priority",
                 )
             )
-        except ValidationError as exc:
+        except ValueError as exc:
             log.warning("node left out of assignments", extra={"node": row.name, "reason": str(exc)})
     return nodes
+
+
+def _with_port(url: str) -> str:
+    """Return the address with its port in sight: gateways accept no other form."""
+    parts = urlsplit(url)
+    if parts.port is not None or not parts.hostname:
+        return url
+    return f"{parts.scheme}://{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
 
 
 def _credentials(session: Session) -> list[Credential]:

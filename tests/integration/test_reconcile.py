@@ -313,7 +313,8 @@ def test_an_invalid_document_forced_into_the_database_reaches_no_gateway(
             now=fleet.clock.now(),
         )
         fleet.force(
-            "INSERT INTO rollout (revision, base_revision, state, strategy, bake_s, started_at, updated_at) "
+            "INSERT INTO rollout "
+            "(revision, base_revision, state, strategy, bake_s, started_at, updated_at) "
             "VALUES (2, 1, 'first', 'staged', 1, :now, :now)",
             now=fleet.clock.now(),
         )

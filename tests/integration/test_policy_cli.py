@@ -1,0 +1,167 @@
+"""The command line does what pages and API do, and says what went wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from control import cli
+from control.tables import TenantKeyRow
+from control.tenant_keys import key_hash
+from fleet.policy import default_policy
+from tests.postgres_server import FreshDatabase
+
+pytestmark = pytest.mark.postgres
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(database: FreshDatabase, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("DATABASE_URL", database.dsn)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.rhodeck, list(arguments))
+
+    return invoke
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(default_policy().as_document()))
+    return path
+
+
+def change(path: Path, **tiers: int) -> None:
+    made: dict[str, Any] = json.loads(path.read_text())
+    for tier, weight in tiers.items():
+        made["tiers"][tier]["weight"] = weight
+    path.write_text(json.dumps(made))
+
+
+def test_a_policy_goes_from_file_to_history_and_back(run: Run, policy_file: Path) -> None:
+    assert run("policy", "validate", str(policy_file)).output.startswith("valid: 0 tenants")
+    first = run("policy", "publish", str(policy_file), "--note", "begin", "--parent", "0")
+    assert (first.exit_code, first.output.splitlines()[0][:20]) == (0, "revision 1 published")
+    change(policy_file, interactive=60, batch=35)
+    shown = run("policy", "diff", str(policy_file)).output.splitlines()
+    assert shown == [
+        "against revision 1: 2 fields differ",
+        "  /tiers/batch/weight: 25 -> 35",
+        "  /tiers/interactive/weight: 70 -> 60",
+    ]
+    assert (
+        run("policy", "publish", str(policy_file), "--note", "more batch", "--parent", "1").exit_code == 0
+    )
+    assert json.loads(run("policy", "show").output)["tiers"]["batch"]["weight"] == 35
+    assert "revision 2 is first (staged)" in run("policy", "rollout").output
+    assert run("policy", "abort", "--note", "no").output.startswith("revision 2 is aborted")
+    assert run("policy", "rollback", "1", "--note", "back").exit_code == 0
+    lines = run("policy", "history").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["3", "2", "1"]
+    assert lines[0].endswith("back (content of 1)")
+    assert json.loads(run("policy", "show").output) == default_policy().as_document()
+    assert run("audit", "verify").output.startswith("whole: 4 rows")
+    rows = [json.loads(line) for line in run("audit", "list", "--json").output.splitlines()]
+    actions = ["policy.publish", "rollout.abort", "policy.publish", "policy.publish"]
+    assert [row["action"] for row in rows] == actions
+    assert {(row["role"], row["via"]) for row in rows} == {("admin", "cli")}
+    assert len(run("audit", "list").output.splitlines()) == 4
+
+
+def test_an_overtaken_editor_is_told_what_changed_and_the_exit_code_is_1(
+    run: Run, policy_file: Path, database: FreshDatabase
+) -> None:
+    run("policy", "publish", str(policy_file), "--note", "begin", "--parent", "0")
+    change(policy_file, interactive=60, batch=35)
+    run("policy", "publish", str(policy_file), "--note", "theirs", "--parent", "1")
+    change(policy_file, interactive=50, batch=45)
+    command = ["policy", "publish", str(policy_file), "--note", "mine", "--parent", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "control", *command],
+        env=os.environ | {"DATABASE_URL": database.dsn},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "  /tiers/batch/weight: 25 -> 35" in done.stderr
+    assert "error: revision 1 is not the newest any more: revision 2 by" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"tiers": {}}', "/tiers/interactive"),
+        (b" " * 1_000_001, "at most 1000000"),
+    ],
+)
+def test_a_bad_file_is_refused_with_a_reason(run: Run, tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    for command in (["validate"], ["publish", "--note", "x", "--parent", "0"]):
+        result = run("policy", *command, str(path))
+        assert result.exit_code != 0
+        assert said in str(result.exception)
+    assert run("policy", "history").output == ""
+
+
+def test_a_tampered_record_fails_verification_by_name(
+    run: Run, policy_file: Path, database: FreshDatabase
+) -> None:
+    run("policy", "publish", str(policy_file), "--note", "begin", "--parent", "0")
+    with database.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE audit DISABLE TRIGGER append_only"))
+        connection.execute(text("UPDATE audit SET actor = 'eve' WHERE id = 1"))
+    result = run("audit", "verify")
+    assert result.exit_code != 0
+    assert "row 1 was changed" in str(result.exception)
+
+
+def test_a_tenant_key_is_shown_once_and_stored_as_a_hash(run: Run, database: FreshDatabase) -> None:
+    made = run("tenants", "key", "create", "acme", "--label", "ci")
+    secret = made.stdout.strip()
+    assert secret.startswith("rk-tenant-")
+    assert len(secret) == len("rk-tenant-") + 43  # 32 bytes in base64 without padding
+    with Session(database.engine) as session:
+        row = session.scalars(select(TenantKeyRow)).one()
+    assert row.sha256 == key_hash(secret)
+    listed = run("tenants", "key", "list").output
+    assert row.id in listed
+    assert secret not in listed
+    assert secret not in run("audit", "list", "--json").output
+    assert run("tenants", "key", "revoke", row.id).output == f"key {row.id} revoked\n"
+    assert run("tenants", "key", "revoke", row.id).output == f"key {row.id} was revoked before\n"
+    assert run("tenants", "key", "revoke", "tk-none").exit_code != 0
+    assert run("tenants", "key", "create", "Not A Name").exit_code != 0
+
+
+def test_gateways_are_added_listed_and_removed(run: Run) -> None:
+    assert run("gateways", "add", "gw-1", "http://127.0.0.1:8400/").output.endswith(
+        "http://127.0.0.1:8400\n"
+    )
+    assert "unknown  never heard" in run("gateways", "list").output
+    for name, url in (("gw-1", "http://127.0.0.1:8401"), ("gw-2", "http://127.0.0.1:8400")):
+        assert run("gateways", "add", name, url).exit_code != 0
+    assert run("gateways", "remove", "gw-1").exit_code == 0
+    assert run("gateways", "remove", "gw-1").exit_code != 0
+    assert (
+        run("gateways", "add", "gw-2", "http://127.0.0.1:8400").exit_code == 0
+    )  # the address is free again
+    assert run("gateways", "add", "gw-1", "http://127.0.0.1:8402").exit_code == 0  # and so is the name
