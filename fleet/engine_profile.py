@@ -108,9 +108,9 @@ def throughput_at_batch(
 H100_70B_FP8 = EngineProfile(
     name="h100-70b-fp8",
     alpha_s=0.014,
-    beta_s=0.00075,
-    knee_seqs=24,
-    beta_past_knee_s=0.000919,
+    beta_s=0.00065,
+    knee_seqs=12,
+    beta_past_knee_s=0.000903,
     gamma_s=22e-6,
     max_num_seqs=64,
     max_num_batched_tokens=8192,
