@@ -12,6 +12,7 @@ a word, a stuck step nobody notices, and two leaders.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class _Turn:
     task: asyncio.Task[None] | None = None
     said: str = ""
     failing: bool = False
+    succeeded_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -176,12 +178,25 @@ class Loop:
     def _report_success(self, turn: _Turn, said: str) -> None:
         """Log the sentence when it says something new; nothing done, or the same again, is no news."""
         name = turn.step.name
+        turn.succeeded_s = self.clock.monotonic_s()
         self.metrics.step_success_at.labels(step=name).set(self.clock.now().timestamp())
         if not said and not turn.failing:
             return
         level = logging.INFO if turn.failing or said != turn.said else logging.DEBUG
         log.log(level, "step done", extra={"step": name, "said": said})
         turn.failing, turn.said = False, said
+
+    def problem(self, after_s: float) -> str:
+        """Return what is wrong with the loop itself, in words; "" while it ticks and its first step works.
+
+        The first step is the lease: it needs nothing but the database.
+        """
+        now_s, first = self.clock.monotonic_s(), self._turns[0]
+        if self._ticked_s is None or now_s - self._ticked_s > after_s:
+            return "the loop does not tick"
+        if first.succeeded_s is None or now_s - first.succeeded_s > after_s:
+            return f"{first.step.name} has not succeeded for {after_s:g} s: {first.said or 'not run yet'}"
+        return ""
 
     async def _watch(self) -> None:
         """Measure how late the event loop wakes a timer: blocking code anywhere shows up here."""
@@ -230,6 +245,12 @@ class Controller:
             Step("rollout", 1.0, 30.0, lambda: rollout.tick(self.deps)),
             *self.extra,
         ]
+
+    async def give_up(self) -> None:
+        """Write what waits and give the lease back, so that a standby need not wait for its end."""
+        with contextlib.suppress(*EXPECTED):
+            await self.observer.store()
+        await lease.release(self.deps)
 
     async def _lease(self) -> str:
         said = await lease.tick(self.deps)

@@ -85,6 +85,12 @@ class Settings(BaseSettings):
     api_port: int = Field(
         default=8700, ge=0, le=65535, description="Port of the HTTP API; 0 picks a free one."
     )
+    control_port: int = Field(
+        default=8710,
+        ge=0,
+        le=65535,
+        description="Port on 127.0.0.1 of the controller's own /metrics and /healthz; 0 picks a free one.",
+    )
     dashboard_host: str = Field(
         default="127.0.0.1",
         description="Address the dashboard listens on. Other than loopback only with sign-in configured.",

@@ -1,0 +1,150 @@
+"""`rhodeck control`: the controller process. Reads settings, opens the database, runs the loop until told.
+
+Serves its own `/metrics` and `/healthz` on a loopback port. Exit code 0 after SIGTERM or Ctrl-C, not 0
+after a bug, so that a supervisor starts it again. Prevents: a controller that starts on the wrong
+schema, and one that is alive but does nothing without anybody being able to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from functools import partial
+from zoneinfo import ZoneInfo
+
+import click
+import uvloop
+from aiohttp import ClientSession, web
+from sqlalchemy import Engine
+
+from control import ledger, usage
+from control.bake_verdict import verdict
+from control.database import make_engine, require_head
+from control.database_url import resolve_dsn
+from control.deps import Deps, Leadership
+from control.fetch import open_session
+from control.gateways import new_session
+from control.jobs import Controller, Loop, Step
+from control.observer import Observer
+from control.own_metrics import ControlMetrics
+from control.queries_spend import spend_by_tenant
+from control.scrape import Scraper
+from control.settings import Settings, load_settings
+from fleet import logs
+from fleet.clock import Clock, SystemClock
+from fleet.errors import InvalidInput
+
+#: A controller whose lease step has not succeeded for this long is not well, whoever leads.
+UNWELL_AFTER_S = 60.0
+_SCRAPE_CONNECTIONS = 512
+
+
+@click.command()
+@click.option("--verbose", is_flag=True, help="Log every step, also when nothing changed.")
+def control(verbose: bool) -> None:
+    """Run the controller: scrape, assess, reconcile, pull usage, keep the ledger.
+
+    Of several controllers on one database one works; the others stand by and take over when it stops.
+    """
+    settings = load_settings()
+    logs.configure("control", level="DEBUG" if verbose else "INFO")
+    engine = make_engine(resolve_dsn(settings))
+    try:
+        require_head(engine)
+        uvloop.run(_run(settings, engine, SystemClock()))
+    finally:
+        engine.dispose()
+
+
+async def _run(settings: Settings, engine: Engine, clock: Clock) -> None:
+    metrics = ControlMetrics()
+    pages, admin = open_session(connections=_SCRAPE_CONNECTIONS), new_session()
+    try:
+        controller = _controller(settings, engine, clock, metrics, pages, admin)
+        loop = controller.loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, loop.stop)
+        server = await serve_own_pages(metrics, loop, settings.control_port)
+        try:
+            await loop.run()
+        finally:
+            await controller.give_up()
+            await server.cleanup()
+    finally:
+        await pages.close()
+        await admin.close()
+
+
+def _controller(
+    settings: Settings,
+    engine: Engine,
+    clock: Clock,
+    metrics: ControlMetrics,
+    pages: ClientSession,
+    admin: ClientSession,
+) -> Controller:
+    token = settings.read_admin_token()
+    if token is None:
+        raise InvalidInput(
+            "no token for the gateways is set",
+            hint="Set RHODECK_ADMIN_TOKEN_FILE to the file the gateways use too",
+            field="RHODECK_ADMIN_TOKEN_FILE",
+        )
+    deps = Deps(
+        engine=engine,
+        clock=clock,
+        leadership=Leadership(owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"),
+        http=lambda: admin,
+        admin_token=token.get_secret_value(),
+        spend=partial(spend_by_tenant, zone=ZoneInfo(settings.finance_timezone)),
+        verdict=verdict,
+        lease_ttl_s=settings.lease_ttl_s,
+        lease_margin_s=min(2.0, settings.lease_ttl_s / 4),
+        call_deadline_s=settings.push_timeout_s,
+    )
+    scraper = Scraper(
+        pages,
+        clock,
+        metrics,
+        period_s=settings.scrape_period_s,
+        deadline_s=settings.scrape_deadline_s,
+    )
+    observer = Observer(deps, scraper, metrics, retention_days=settings.retention_days)
+    extra = (
+        Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
+        Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
+    )
+    return Controller(deps, observer, metrics, settings.scrape_period_s, extra)
+
+
+async def serve_own_pages(metrics: ControlMetrics, loop: Loop, port: int) -> web.AppRunner:
+    """Serve /metrics and /healthz on 127.0.0.1; return the runner to clean up.
+
+    /healthz is 200 while the loop ticks and the lease step gets answers, as leader or standby; else 503.
+    Raises InvalidInput if the port is in use.
+    """
+
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics.page(), content_type="text/plain", charset="utf-8")
+
+    async def health(_request: web.Request) -> web.Response:
+        problem = loop.problem(UNWELL_AFTER_S)
+        return web.Response(text=problem or "ok", status=503 if problem else 200)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", page), web.get("/healthz", health)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+    except OSError as problem:
+        await runner.cleanup()
+        raise InvalidInput(
+            f"port {port} on 127.0.0.1 cannot be listened on: {problem.strerror or problem}",
+            hint="Set RHODECK_CONTROL_PORT to a free one, or to 0",
+            field="RHODECK_CONTROL_PORT",
+        ) from problem
+    return runner

@@ -1,0 +1,64 @@
+"""`rhodeck status`: is the fleet healthy? As text or JSON, and as an exit code for scripts.
+
+Prevents: a monitoring check that takes "the database is away" for "all is well".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from control.cli_session import transaction
+from control.status_report import HEALTHY_MEANS, StatusReport, status_report
+from fleet.clock import SystemClock
+from fleet.errors import FleetError
+
+UNREACHABLE = 2
+
+
+@click.command(
+    epilog=f"{HEALTHY_MEANS} Exit code 0: healthy, 1: not healthy, 2: the database cannot be asked."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(as_json: bool) -> None:
+    """Say whether the fleet is healthy; exit code 0, 1 or 2."""
+    try:
+        with transaction() as session:
+            report = status_report(session, SystemClock().now())
+    except FleetError as problem:
+        if as_json:
+            click.echo(json.dumps({"healthy": None, **problem.as_dict()}))
+        click.echo(f"error: {problem.message}", err=True)
+        if problem.hint:
+            click.echo(f"hint:  {problem.hint}", err=True)
+        sys.exit(UNREACHABLE)
+    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else as_text(report))
+    sys.exit(0 if report.is_healthy else 1)
+
+
+def as_text(report: StatusReport) -> str:
+    """Return the report as lines for people."""
+    counts = ", ".join(f"{count} {state}" for state, count in report.nodes.items())
+    lines = ["healthy" if report.is_healthy else "NOT healthy", f"nodes     {counts}", _rho_line(report)]
+    lines.append(f"revision  {'none' if report.revision is None else report.revision}")
+    for g in report.gateways:
+        age = "never heard" if g.age_s is None else f"heard {g.age_s:.0f} s ago"
+        generation = "-" if g.observed_generation is None else g.observed_generation
+        lines.append(f"gateway   {g.name}: {g.condition}, {age}, generation {generation}")
+    lines += [f"alert     {a.id} {a.state} {a.severity}: {a.summary}" for a in report.alerts]
+    lines += [f"problem   {problem}" for problem in report.problems]
+    return "\n".join(lines)
+
+
+def _rho_line(report: StatusReport) -> str:
+    health = report.health
+    if health is None or health.is_stale or health.rho is None:
+        return "rho       unknown"
+    interval = ""
+    if health.rho_low is not None and health.rho_high is not None:
+        interval = f" [{health.rho_low:.2f}, {health.rho_high:.2f}]"
+    grade = f", grade {health.grade}" if health.grade else ""
+    partial = f", partial: {', '.join(health.missing_nodes)} missing" if health.missing_nodes else ""
+    return f"rho       {health.rho:.2f}{interval}{grade}{partial}"

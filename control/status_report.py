@@ -1,0 +1,133 @@
+"""Is the fleet healthy? One answer for `rhodeck status` and the API, with every reason why not.
+
+Ages are seconds, rho is a ratio. Prevents: "healthy" printed from verdicts an hour old, and two places
+that mean different things by the word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from control.freshness import Freshness, stale_after_s
+from control.queries_fleet import AlertView, HealthView, fleet_health, open_alerts, recent_rounds
+from control.queries_nodes import NodeRowView, node_table
+from control.queries_policy import GatewayState, gateway_states, head
+
+#: What `healthy` means, for help texts and documentation.
+HEALTHY_MEANS = (
+    "Healthy means all of: the newest scrape round is younger than three periods; at least one node is "
+    "registered and every active node is fresh; every gateway is converged; no alert is unresolved "
+    "(acknowledged ones count). An unknown rho is reported and does not make the fleet unhealthy."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """Everything `rhodeck status` says."""
+
+    at: datetime
+    nodes: dict[str, int]  # "fresh" | "stale" | "silent" -> active, draining and resting nodes
+    gateways: tuple[GatewayState, ...]
+    revision: int | None
+    health: HealthView | None
+    alerts: tuple[AlertView, ...]
+    problems: tuple[str, ...]  # why it is not healthy; empty when it is
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.problems
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the JSON form."""
+        health = self.health if self.health is not None and not self.health.is_stale else None
+        return {
+            "healthy": self.is_healthy,
+            "problems": list(self.problems),
+            "at": self.at.isoformat(),
+            "nodes": self.nodes,
+            "gateways": [
+                {
+                    "name": g.name,
+                    "condition": str(g.condition),
+                    "age_s": g.age_s,
+                    "generation": g.observed_generation,
+                }
+                for g in self.gateways
+            ],
+            "revision": self.revision,
+            "rho": {
+                "value": health and health.rho,
+                "low": health and health.rho_low,
+                "high": health and health.rho_high,
+                "grade": health and health.grade,
+            },
+            "alerts": [
+                {
+                    "id": a.id,
+                    "rule": a.rule,
+                    "scope": a.scope,
+                    "subject": a.subject,
+                    "state": a.state,
+                    "severity": a.severity,
+                    "opened_at": a.opened_at.isoformat(),
+                    "value": a.value,
+                    "summary": a.summary,
+                }
+                for a in self.alerts
+            ],
+        }
+
+
+def status_report(session: Session, now: datetime) -> StatusReport:
+    """Return the state of everything at `now`, with the reasons it is not healthy."""
+    nodes = node_table(session, now)
+    gateways = tuple(gateway_states(session, now))
+    alerts = tuple(open_alerts(session, now))
+    revision = head(session)
+    counts = Counter(node.freshness for node in nodes)
+    return StatusReport(
+        at=now,
+        nodes={state.value: counts[state] for state in Freshness},
+        gateways=gateways,
+        revision=None if revision is None else revision.number,
+        health=fleet_health(session, now),
+        alerts=alerts,
+        problems=tuple(
+            [*_round_problems(session, now), *_node_problems(nodes), *_gateway_problems(gateways)]
+            + [f"alert {a.id}: {a.summary}" for a in alerts]
+        ),
+    )
+
+
+def _round_problems(session: Session, now: datetime) -> list[str]:
+    rounds = recent_rounds(session, limit=1)
+    if not rounds:
+        return ["no scrape round yet: is `rhodeck control` running?"]
+    age_s = (now - rounds[0].at).total_seconds()
+    if age_s < stale_after_s(rounds[0].period_s):
+        return []
+    return [f"the last scrape round is {age_s:.0f} s old: is `rhodeck control` running?"]
+
+
+def _node_problems(nodes: list[NodeRowView]) -> list[str]:
+    if not nodes:
+        return ["no node is registered"]
+    problems: list[str] = []
+    for node in nodes:
+        if node.state == "active" and node.freshness is not Freshness.FRESH:
+            seen = "never seen" if node.age_s is None else f"last seen {node.age_s:.0f} s ago"
+            why = f", {node.last_failure_reason}" if node.last_failure_reason else ""
+            problems.append(f"node {node.name} is {node.freshness.value}: {seen}{why}")
+    return problems
+
+
+def _gateway_problems(gateways: tuple[GatewayState, ...]) -> list[str]:
+    return [
+        f"gateway {g.name} is {g.condition}" + (f": {g.message}" if g.message else "")
+        for g in gateways
+        if str(g.condition) != "converged"
+    ]
