@@ -1,0 +1,97 @@
+"""A queue that leaves equilibrium is told from one that is merely noisy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fleet.equilibrium import Balance, Minute, assess_equilibrium
+
+
+def minutes(p99: list[float], p50: list[float] | None = None, **changes) -> list[Minute]:
+    middle = p50 or [0.4] * len(p99)
+    return [
+        Minute(at_min=float(i), p50_s=a, p99_s=b, **changes)
+        for i, (a, b) in enumerate(zip(middle, p99, strict=True))
+    ]
+
+
+def raised(found) -> set[str]:
+    return {signal.name for signal in found.signals if signal.is_raised}
+
+
+def test_p99_doubling_every_15_minutes_under_a_still_p50_is_reported_with_its_time():
+    found = assess_equilibrium(minutes([2 * 2 ** (i / 15) for i in range(31)]))
+    assert raised(found) == {"trend"}
+    assert found.p99_doubling_min == pytest.approx(15, rel=1e-6)
+    assert "every 15 minutes" in found.signals[2].evidence
+
+
+def test_p99_that_rises_with_p50_is_load_not_instability():
+    growth = [2 ** (i / 15) for i in range(31)]
+    found = assess_equilibrium(minutes([2 * g for g in growth], [0.4 * g for g in growth]))
+    assert raised(found) == set()
+
+
+def test_it_takes_two_signals_to_leave_equilibrium():
+    growing = [2 * 2 ** (i / 15) for i in range(31)]
+    # 400 in, 300 out: z = 100 / sqrt(700) = 3.8 in each minute
+    found = assess_equilibrium(minutes(growing, arrivals=400, departures=300))
+    assert raised(found) == {"flow", "trend"}
+    assert found.is_left
+    assert found.balance is Balance.UNSTABLE
+    assert not assess_equilibrium(minutes(growing)).is_left
+
+
+def test_flow_names_filling_and_draining():
+    flat = [2.0] * 20
+    assert assess_equilibrium(minutes(flat, arrivals=400, departures=300)).balance is Balance.FILLING
+    assert assess_equilibrium(minutes(flat, arrivals=300, departures=400)).balance is Balance.DRAINING
+    # 330 against 300: z = 30 / sqrt(630) = 1.2, Poisson noise
+    assert assess_equilibrium(minutes(flat, arrivals=330, departures=300)).balance is Balance.EQUILIBRIUM
+
+
+def test_age_is_the_part_of_l_that_completions_do_not_explain():
+    # 5/s leaving after 6 s explain 30 of 40 places: 25 % are growing old
+    held = {"arrivals": 300, "departures": 300, "mean_in_system": 40.0, "time_mean_s": 6.0}
+    found = assess_equilibrium(minutes([2.0] * 20, **held))
+    assert raised(found) == {"age"}
+    held["mean_in_system"] = 31.0  # 3 %
+    assert raised(assess_equilibrium(minutes([2.0] * 20, **held))) == set()
+
+
+def test_a_backlog_is_more_than_can_start_in_time():
+    # 1.5 s at 20/s: 30 may wait
+    assert "backlog" in raised(assess_equilibrium([], waiting=31, mu=20.0))
+    assert assess_equilibrium([], waiting=30, mu=20.0).balance is Balance.EQUILIBRIUM
+
+
+def test_rho_above_one_at_its_low_end_is_unstable_at_once_and_nothing_known_is_none():
+    assert assess_equilibrium([], rho_low=1.01).balance is Balance.UNSTABLE
+    assert assess_equilibrium([], rho_low=0.99).balance is None
+    assert assess_equilibrium([]).balance is None
+
+
+def noisy(rng: np.random.Generator, count: int, doubling_min: float | None, noise: float) -> list[float]:
+    rise = math.log(2) / doubling_min if doubling_min else 0.0
+    return [2 * math.exp(rise * i + rng.normal(0, noise)) for i in range(count)]
+
+
+def test_a_noisy_rise_is_found_within_30_minutes_and_a_noisy_flat_day_is_not():
+    # a flat p99 with 10 % noise: the Theil-Sen slope of 30 points has sd 0.1 / sqrt(30^3 / 12) = 0.0021;
+    # a doubling within an hour needs 0.0116, 5.5 sd away. A doubling in 15 minutes is 0.046, 22 sd.
+    rng = np.random.default_rng(17)
+    for _ in range(20):
+        series = [2.0 * math.exp(rng.normal(0, 0.1)) for _ in range(30)] + noisy(rng, 31, 15, 0.1)
+        middle = [0.4 * math.exp(rng.normal(0, 0.05)) for _ in series]
+        found = assess_equilibrium(minutes(series, middle))
+        assert "trend" in raised(found)
+        assert 10 < found.p99_doubling_min < 25
+    for _ in range(6):
+        day = minutes(
+            noisy(rng, 1440, None, 0.1), [0.4 * math.exp(rng.normal(0, 0.05)) for _ in range(1440)]
+        )
+        alarms = [end for end in range(30, 1440, 5) if raised(assess_equilibrium(day[:end]))]
+        assert alarms == []
