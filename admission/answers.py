@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from fleet.errors import FleetError, Forbidden, NotFound, Unauthenticated
+from fleet.errors import FleetError, Forbidden, NotFound, Unauthenticated, Unavailable
 from fleet.offers import Evicted, Limit, Refused
 from fleet.outcomes import HTTP_STATUS, Outcome
 
@@ -74,6 +74,8 @@ def invalid_answer(exc: FleetError) -> Answer:
         return Answer(401, error_body(message, "authentication_error", "invalid_api_key"), headers)
     if isinstance(exc, Forbidden):
         return Answer(403, error_body(message, "permission_error", "tenant_not_in_policy"))
+    if isinstance(exc, Unavailable):
+        return Answer(503, error_body(message, "server_error", Outcome.NO_NODES), ((b"retry-after", b"1"),))
     if isinstance(exc, NotFound):
         return Answer(404, error_body(message, "invalid_request_error", "model_not_found", exc.field))
     return Answer(400, error_body(message, "invalid_request_error", "invalid_request", exc.field))

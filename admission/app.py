@@ -23,7 +23,7 @@ from admission.nodes import NodeBook
 from admission.proxy import BodyTooLarge, ClientLeft, Proxy
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
-from fleet.errors import FleetError, Unauthenticated
+from fleet.errors import FleetError, Unauthenticated, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class App:
         assignment = self._state.assignment
         try:
             if assignment is None:
-                raise Unauthenticated("this gateway has no assignment yet", hint="Try again shortly")
+                raise Unavailable("this gateway has no assignment yet", hint="Try again shortly")
             caller_of(scope["headers"], self._state.keys, assignment.policy)
         except FleetError as exc:
             if isinstance(exc, Unauthenticated):

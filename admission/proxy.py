@@ -30,7 +30,7 @@ from admission.passage import Passage
 from admission.sse import StreamReader, usage_in
 from admission.state import GatewayState
 from admission.upstream import Exchange, NodeFailed
-from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated
+from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated, Unavailable
 from fleet.offers import Dispatch, Request
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
@@ -148,7 +148,7 @@ class Proxy:
         headers = scope["headers"]
         assignment = self._state.assignment
         if assignment is None:  # no policy never means no limit
-            raise Unauthenticated("this gateway has no assignment yet", hint="Try again shortly")
+            raise Unavailable("this gateway has no assignment yet", hint="Try again shortly")
         for name, value in headers:
             if name == b"content-encoding" and value.lower() != b"identity":
                 raise InvalidInput("a compressed body is not read", field="content-encoding")

@@ -29,7 +29,9 @@ _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 class Settings(BaseSettings):
     """One gateway process."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, use_attribute_docstrings=True
+    )
 
     name: _Name
     """Name of this gateway, as the control plane knows it."""
