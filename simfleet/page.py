@@ -50,6 +50,7 @@ ENGINE_HISTOGRAMS = {
 }
 SIZE_FAMILIES = {"http_request_size_bytes": 1, "http_response_size_bytes": 2}
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_OPEN_FILES = "/proc/self/fd"  # Linux; elsewhere the sample is left out
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
 
@@ -263,7 +264,7 @@ class MetricsPage:
             "process_resident_memory_bytes": [("", rss_bytes)],
             "process_start_time_seconds": [("", self._started_at_s)],
             "process_cpu_seconds_total": [("", usage.ru_utime + usage.ru_stime)],
-            "process_open_fds": [("", len(os.listdir("/proc/self/fd")))],
+            "process_open_fds": [("", len(os.listdir(_OPEN_FILES)))] if os.path.isdir(_OPEN_FILES) else [],
             "process_max_fds": [("", resource.getrlimit(resource.RLIMIT_NOFILE)[0])],
         }
 
