@@ -49,15 +49,21 @@ def _family(
     repeat_labels: Names,
     remarks: list[str],
 ) -> dict[Key, Histogram]:
-    groups = _groups(families.series.get(f"{name}_bucket", ()))
-    if not groups:
+    samples = families.series.get(f"{name}_bucket")
+    if not samples:
         return {}
     sums = {key.group: value for key, value in families.series.get(f"{name}_sum", ())}
     found: dict[Key, list[_Part]] = {}
-    for group, (sample, buckets) in groups.items():
-        bounds, cumulative = zip(*buckets, strict=True)
-        part = _Part(bounds, cumulative, sums.get(group), sample[0].labels)
-        found.setdefault(key_of(sample), []).append(part)
+    for group in _groups(samples):
+        key = group[0][0]
+        bounds = [series.bound for series, _ in group if series.bound is not None]
+        counts = [count for series, count in group if series.bound is not None]
+        if bounds != sorted(bounds):
+            order = sorted(range(len(bounds)), key=bounds.__getitem__)
+            bounds, counts = [bounds[at] for at in order], [counts[at] for at in order]
+        if bounds:
+            part = _Part(tuple(bounds), tuple(counts), sums.get(key.group), key.labels)
+            found.setdefault(key_of(group[0]), []).append(part)
     histograms: dict[Key, Histogram] = {}
     for key, parts in found.items():
         histogram, problem = _build(parts if len(parts) == 1 else _without_repeats(parts, repeat_labels))
@@ -78,20 +84,14 @@ class _Part:
     labels: Mapping[str, str]
 
 
-def _groups(samples: Iterable[Sample]) -> dict[str, tuple[Sample, list[tuple[float, float]]]]:
-    """(bound, count) by the labels the buckets share, in order of the bounds, with a sample of each."""
-    groups: dict[str, tuple[Sample, list[tuple[float, float]]]] = {}
+def _groups(samples: list[Sample]) -> Iterable[list[Sample]]:
+    """Buckets that share all labels but their bound."""
+    if len({key.group for key, _ in samples}) == 1:  # one engine: nearly every page
+        return [samples]
+    groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        key, value = sample
-        if key.bound is None:
-            continue
-        if key.group in groups:
-            groups[key.group][1].append((key.bound, value))
-        else:
-            groups[key.group] = (sample, [(key.bound, value)])
-    for _, buckets in groups.values():
-        buckets.sort()
-    return groups
+        groups.setdefault(sample[0].group, []).append(sample)
+    return groups.values()
 
 
 def _without_repeats(parts: list[_Part], repeat_labels: Names) -> list[_Part]:

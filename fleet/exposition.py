@@ -149,7 +149,7 @@ class _PageReader:
         self.found.series = layout.by_name(taken)
         self.found.declared = set(layout.declared)
         self.found.ended = layout.ended
-        self.found.saw_sample = bool(layout.keys or layout.others.numbers)
+        self.found.saw_sample = True
         return True
 
     def take(self, lines: list[str]) -> None:

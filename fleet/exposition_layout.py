@@ -8,107 +8,106 @@ Pure memory: what a page reads as never depends on it. Prevents: parsing eating 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from math import isfinite
+from operator import ne
 
 from fleet.exposition_lines import Sample, SeriesKey, series_key
 
-LAYOUTS_MAX = 8  # of one length
+LAYOUTS_MAX = 4  # of one length
 LAYOUT_LENGTHS_MAX = 24
 LAYOUT_LINES_MAX = 10_000
+NEVER = "\n"  # no line begins with it
+_NO_KEY = SeriesKey("", {}, "", None, "")
 
 
-@dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The lines of one page: comments as they are, sample lines up to their value."""
+    """The lines of one page, and its last values: a page of the same layout is read by what changed.
 
-    comments: tuple[tuple[int, int, list[str]], ...]
-    others: _Lines  # not wanted, but they must still be what they were
-    wanted: _Lines
-    keys: tuple[SeriesKey, ...]  # of the wanted lines
-    families: tuple[tuple[str, int, int], ...]  # name, and where its samples stand among those taken
-    declared: frozenset[str]
-    ended: bool
+    `heads` are sample lines up to their value, `NEVER` for comments and blank lines; `places` say where a
+    wanted line's sample stands among those taken, -1 for other lines.
+    """
+
+    def __init__(self, heads: list[str], keys: list[SeriesKey | None]) -> None:
+        wanted = [key for key in keys if key is not None]
+        counter = iter(range(len(wanted)))
+        self.declared: frozenset[str] = frozenset()
+        self.ended = False
+        self.series_count = len(wanted)
+        self._heads = heads
+        self._keys = [key or _NO_KEY for key in keys]
+        self._places = [-1 if key is None else next(counter) for key in keys]
+        self._numbers = range(len(heads))
+        self._families = _runs([key.name for key in wanted])
+        self._last: tuple[list[str], list[Sample]] = ([], [])  # one value, so that threads see a whole one
+
+    def remember(self, lines: list[str], taken: list[Sample]) -> None:
+        self._last = (lines, taken)
 
     def read(self, lines: list[str]) -> list[Sample] | None:
-        """Return the samples of a page that differs from this one in numbers only; else None."""
-        for start, end, run in self.comments:
-            if lines[start:end] != run:
-                return None
-        if not self.others.stand_in(lines):
+        """Return the samples of a page that differs from the last one in numbers only; else None."""
+        last, samples = self._last
+        heads, places, keys = self._heads, self._places, self._keys
+        changed = list(compress(self._numbers, map(ne, lines, last)))
+        now = [lines[number] for number in changed]
+        if not all(map(str.startswith, now, [heads[number] for number in changed])):
             return None
-        texts = self.wanted.texts(lines)
-        if texts is None or "_" in "".join(texts):
-            return None
+        wanted = [number for number in changed if places[number] >= 0]
+        texts = [lines[number][len(heads[number]) :] for number in wanted]
         try:
             values = list(map(float, texts))
         except ValueError:
             return None
-        return list(zip(self.keys, values, strict=True)) if isfinite(sum(values)) else None
+        if "_" in "".join(texts) or not isfinite(sum(values)):
+            return None
+        taken = samples.copy()
+        for number, value in zip(wanted, values, strict=True):
+            taken[places[number]] = (keys[number], value)
+        self._last = (lines, taken)
+        return taken
 
     def by_name(self, taken: list[Sample]) -> dict[str, list[Sample]]:
-        return {name: taken[start:end] for name, start, end in self.families}
+        return {name: taken[start:end] for name, start, end in self._families}
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Some lines of a page, by number, each with the text it begins with."""
-
-    numbers: list[int]
-    heads: list[str]
-    sizes: list[int]
-
-    def add(self, number: int, head: str) -> None:
-        self.numbers.append(number)
-        self.heads.append(head)
-        self.sizes.append(len(head))
-
-    def stand_in(self, lines: list[str]) -> bool:
-        """True when each of the lines begins as it did. Loops in C: this is the hot path."""
-        return all(map(str.startswith, map(lines.__getitem__, self.numbers), self.heads))
-
-    def texts(self, lines: list[str]) -> list[str] | None:
-        """What follows each head, None when one line begins otherwise."""
-        chosen = list(map(lines.__getitem__, self.numbers))
-        if not all(map(str.startswith, chosen, self.heads)):
-            return None
-        return [line[size:] for line, size in zip(chosen, self.sizes, strict=True)]
+def _runs(names: list[str]) -> list[tuple[str, int, int]]:
+    """Each run of equal names, with where it begins and ends."""
+    runs: list[tuple[str, int, int]] = []
+    for at, name in enumerate(names):
+        if runs and runs[-1][0] == name:
+            runs[-1] = (name, runs[-1][1], at + 1)
+        else:
+            runs.append((name, at, at + 1))
+    return runs
 
 
-def _layout(
-    lines: list[str], key_of: Callable[[str], SeriesKey | None], declared: frozenset[str], ended: bool
-) -> PageLayout | None:
+def _layout(lines: list[str], key_of: Callable[[str], SeriesKey | None]) -> PageLayout | None:
     """Return the layout of a page that was read without a remark; None where one is not worth keeping."""
     if len(lines) > LAYOUT_LINES_MAX:
         return None
-    comments: list[tuple[int, int, list[str]]] = []
-    others, wanted = _Lines([], [], []), _Lines([], [], [])
-    keys: list[SeriesKey] = []
-    families: list[tuple[str, int, int]] = []
-    for index, line in enumerate(lines):
+    heads: list[str] = []
+    keys: list[SeriesKey | None] = []
+    taken: list[Sample] = []
+    for line in lines:
         if not line or line[0] == "#":
-            if comments and comments[-1][1] == index:
-                comments[-1] = (comments[-1][0], index + 1, [*comments[-1][2], line])
-            else:
-                comments.append((index, index + 1, [line]))
+            heads.append(NEVER)
+            keys.append(None)
             continue
-        head, blank, _ = line.rpartition(" ")
+        head, blank, text = line.rpartition(" ")
         try:
             key = key_of(head)
+            if key is not None:
+                taken.append((key, float(text)))
         except ValueError:
             return None
-        (others if key is None else wanted).add(index, head + blank)
-        if key is not None:
-            at = len(keys)
-            keys.append(key)
-            if families and families[-1][0] == key.name:
-                families[-1] = (key.name, families[-1][1], at + 1)
-            else:
-                families.append((key.name, at, at + 1))
-    if len({name for name, _, _ in families}) < len(families):
+        heads.append(head + blank)
+        keys.append(key)
+    if len({key.name for key, _ in taken}) < len(_runs([key.name for key, _ in taken])):
         return None
-    return PageLayout(tuple(comments), others, wanted, tuple(keys), tuple(families), declared, ended)
+    layout = PageLayout(heads, keys)
+    layout.remember(lines, taken)
+    return layout
 
 
 class PageMemory:
@@ -145,9 +144,10 @@ class PageMemory:
 
     def learn(self, lines: list[str], declared: frozenset[str], ended: bool) -> None:
         """Remember the layout of a page that was read without a remark."""
-        layout = _layout(lines, self.key, declared, ended)
+        layout = _layout(lines, self.key)
         if layout is None:
             return
+        layout.declared, layout.ended = declared, ended
         if len(self._layouts) >= LAYOUT_LENGTHS_MAX and len(lines) not in self._layouts:
             self._layouts.clear()
         known = self._layouts.setdefault(len(lines), [])
