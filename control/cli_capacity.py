@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from control.capacity_files import EngineScrapes, Name, read_engines, read_limits
+from control.capacity_pages import read_series
 from fleet.capacity import CapacityEstimate, estimate_capacity
 from fleet.errors import InvalidInput
 from fleet.saturation import EngineLimits, known_slots
@@ -28,7 +29,7 @@ def capacity() -> None:
 
 
 @capacity.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--limits", "limits_file", type=click.Path(path_type=Path, dir_okay=False), help="CSV of limits."
 )
@@ -56,14 +57,14 @@ def fit(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Fit every engine of FILE (CSV or CSV.gz of cumulative counters, or an engine's log).
+    """Fit every engine of FILE: a CSV or CSV.gz of counters, an engine's log, or a folder of pages.
 
     Limits come from the flags, else from --limits, else from columns of FILE, else they are learned from
     scrapes where requests waited; slots nobody named are assumed and flagged.
     """
     itl_slo_s = None if itl_slo_ms is None else itl_slo_ms / 1000
     given = EngineLimits(max_num_seqs, max_num_batched_tokens, kv_capacity_tokens, itl_slo_s)
-    engines = read_engines(file)
+    engines = read_series(file) if file.is_dir() else read_engines(file)
     listed = read_limits(limits_file) if limits_file else []
     learned = _slots_by_kind(engines)
     results: list[dict[str, Any]] = []
