@@ -1,0 +1,275 @@
+"""The HTTP API for scripts: status, policy, spend. The same queries and commands as the pages.
+
+Every call carries `Authorization: Bearer <token>` with the scope it needs, except `/healthz`, `/readyz`
+and `/openapi.json`. Errors are `FleetError` as JSON: message, hint, field. Prevents: a second set of
+rules beside the pages', and a traceback in an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import orjson
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from control import commands_policy, queries_policy
+from control.database import require_head, session_scope
+from control.exports import spend_csv
+from control.openapi import document
+from control.queries_spend import month_spend
+from control.roles import Actor, Role
+from control.status_report import status_report
+from control.tokens import ApiToken, Scope, authenticate
+from fleet.clock import Clock
+from fleet.errors import (
+    Conflict,
+    FleetError,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+
+MAX_BODY_BYTES = 2_000_000
+STATUS_CODES: dict[type[FleetError], int] = {
+    Unauthenticated: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    Conflict: 409,
+    InvalidInput: 422,
+    Unavailable: 503,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDeps:
+    """What the API is given by its entry point."""
+
+    engine: Engine
+    clock: Clock
+    zone: ZoneInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One authenticated call."""
+
+    request: Request
+    token: ApiToken
+    body: bytes
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(f"token {self.token.id} ({self.token.name})", Role.OPERATOR, "api")
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self.request.headers.get("idempotency-key")
+
+
+Work = Callable[[Session, ApiDeps, Asked], Response]
+
+
+def build_app(deps: ApiDeps) -> Starlette:
+    """Return the ASGI application."""
+
+    def route(path: str, work: Work, scope: Scope, method: str = "GET") -> Route:
+        return Route(path, _guarded(_call(work, scope, deps), deps), methods=[method])
+
+    routes = [
+        Route("/healthz", _healthz),
+        Route("/readyz", _guarded(_readyz, deps)),
+        Route("/openapi.json", _openapi),
+        route("/api/v1/status", _status, Scope.STATUS_READ),
+        route("/api/v1/policy", _policy, Scope.POLICY_READ),
+        route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
+        route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
+        route("/api/v1/spend/{month}.csv", _spend_csv, Scope.SPEND_READ),
+    ]
+    return Starlette(routes=routes, exception_handlers={404: _no_such_path, 405: _no_such_path})
+
+
+async def _healthz(_request: Request) -> Response:
+    return JSONResponse({"status": "up"})
+
+
+async def _readyz(_request: Request, deps: ApiDeps) -> Response:
+    def check() -> None:
+        require_head(deps.engine)
+        with deps.engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+
+    await run_in_threadpool(check)
+    return JSONResponse({"status": "ready"})
+
+
+async def _openapi(_request: Request) -> Response:
+    return JSONResponse(document())
+
+
+async def _no_such_path(request: Request, _exc: Exception) -> Response:
+    return _error(
+        NotFound(f"there is no {request.method} {request.url.path[:200]}", hint="See /openapi.json")
+    )
+
+
+def _guarded(
+    handler: Callable[[Request, ApiDeps], Awaitable[Response]], deps: ApiDeps
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request, deps)
+        except FleetError as exc:
+            return _error(exc)
+
+    return answer
+
+
+def _error(exc: FleetError) -> Response:
+    code = next((STATUS_CODES[t] for t in type(exc).__mro__ if t in STATUS_CODES), 400)
+    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else {}
+    return JSONResponse(exc.as_dict(), status_code=code, headers=headers)
+
+
+def _call(work: Work, scope: Scope, deps: ApiDeps) -> Callable[[Request, ApiDeps], Awaitable[Response]]:
+    def run(request: Request, secret: str, body: bytes) -> Response:
+        with session_scope(deps.engine) as session:
+            token = authenticate(session, secret, scope, deps.clock.now())
+            return work(session, deps, Asked(request, token, body))
+
+    async def handler(request: Request, _deps: ApiDeps) -> Response:
+        kind, _, secret = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not secret.strip():
+            raise Unauthenticated("no token was given", hint="Send Authorization: Bearer <token>")
+        return await run_in_threadpool(run, request, secret.strip(), await _body(request))
+
+    return handler
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidInput(f"the body is over {MAX_BODY_BYTES} bytes", hint="Send less")
+    return bytes(body)
+
+
+def _status(session: Session, deps: ApiDeps, _asked: Asked) -> Response:
+    return _json(status_report(session, deps.clock.now()).as_dict())
+
+
+def _policy(session: Session, _deps: ApiDeps, _asked: Asked) -> Response:
+    head = queries_policy.head(session)
+    if head is None:
+        raise NotFound("no policy was published yet", hint="POST one to /api/v1/policy with parent 0")
+    return _json(
+        {
+            "revision": head.number,
+            "digest": head.digest,
+            "author": head.author,
+            "note": head.note,
+            "created_at": head.created_at,
+            "document": head.document,
+        }
+    )
+
+
+def _publish(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    needed = {"document", "parent", "note"}
+    fields = _fields(asked.body, needed | {"strategy"}, required=needed)
+    published = commands_policy.publish(
+        session,
+        document=fields["document"],
+        parent=_integer(fields, "parent"),
+        author=asked.actor,
+        note=str(fields["note"]),
+        now=deps.clock.now(),
+        strategy=_strategy(fields),
+        idempotency_key=asked.idempotency_key,
+    )
+    return _published(published)
+
+
+def _rollback(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    fields = _fields(asked.body, {"to", "note"}, required={"to", "note"})
+    published = commands_policy.rollback(
+        session,
+        to=_integer(fields, "to"),
+        author=asked.actor,
+        note=str(fields["note"]),
+        now=deps.clock.now(),
+        idempotency_key=asked.idempotency_key,
+    )
+    return _published(published)
+
+
+def _published(made: commands_policy.Published) -> Response:
+    return _json({"revision": made.number, "digest": made.digest, "rollout": made.rollout_id}, 201)
+
+
+def _spend_csv(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    now, month = deps.clock.now(), asked.request.path_params["month"]
+    export = spend_csv(month_spend(session, month, zone=deps.zone, now=now), now)
+    return Response(
+        export.body,
+        media_type="text/csv; charset=utf-8",
+        headers={
+            "Content-Disposition": f'attachment; filename="{export.file_name}"',
+            "ETag": f'"{export.sha256}"',
+            "X-Rhodeck-Rows": str(export.rows),
+            "X-Rhodeck-Total-USD": str(export.total_usd),
+            "Cache-Control": "no-store",
+        },
+    )
+
+
+def _fields(body: bytes, known: set[str], *, required: set[str]) -> dict[str, Any]:
+    try:
+        asked: object = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidInput("the body is not JSON", hint="See /openapi.json") from exc
+    if not isinstance(asked, dict):
+        raise InvalidInput("the body is not a JSON object", hint="See /openapi.json")
+    fields: dict[str, Any] = {str(key): value for key, value in asked.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] # JSON
+    missing, unknown = sorted(required - fields.keys()), sorted(fields.keys() - known)
+    if missing or unknown:
+        said = [f"{name} is missing" for name in missing] + [
+            f"{name[:40]} is not known" for name in unknown
+        ]
+        raise InvalidInput(
+            "; ".join(said), hint=f"Send {', '.join(sorted(known))}", field=(missing + unknown)[0]
+        )
+    return fields
+
+
+def _integer(asked: dict[str, Any], name: str) -> int:
+    value = asked[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise InvalidInput(f"{name} is not a revision number", hint="Send an integer", field=name)
+    return value
+
+
+def _strategy(asked: dict[str, Any]) -> commands_policy.Strategy:
+    match asked.get("strategy", "staged"):
+        case "staged":
+            return "staged"
+        case "all_at_once":
+            return "all_at_once"
+        case _:
+            raise InvalidInput("strategy is staged or all_at_once", field="strategy")
+
+
+def _json(content: object, code: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=code, media_type="application/json")

@@ -1,0 +1,161 @@
+"""The API's own description (OpenAPI 3.1), served at /openapi.json.
+
+Written by hand beside the routes, and held against them by a test. Prevents: a description of an API
+that is not the one that answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from control.tokens import Scope
+from fleet.policy import Policy
+
+_REF = "#/components/schemas/"
+_OBJECT: dict[str, Any] = {"type": "object"}
+_ERROR = {
+    "description": "What is wrong and what to do",
+    "content": {"application/json": {"schema": {"$ref": _REF + "Error"}}},
+}
+_MONTH = {
+    "name": "month",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"},
+}
+_PUBLISHED = {
+    "type": "object",
+    "properties": {
+        "revision": {"type": "integer"},
+        "digest": {"type": "string"},
+        "rollout": {"type": "integer"},
+    },
+}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "The same key again returns the first answer and changes nothing",
+}
+
+
+def document() -> dict[str, Any]:
+    """Return the whole OpenAPI document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Rhodeck",
+            "version": "1",
+            "description": "Status, policy and spend of a fleet of vLLM nodes.",
+        },
+        "paths": {
+            "/healthz": {"get": _operation("The process is up", None, _said("Up"))},
+            "/readyz": {
+                "get": _operation(
+                    "Say whether the database answers", None, {"200": {"description": "Ready"}}
+                )
+            },
+            "/openapi.json": {"get": _operation("This document", None, _said("OpenAPI"))},
+            "/api/v1/status": {
+                "get": _operation(
+                    "Is the fleet healthy, and why not",
+                    Scope.STATUS_READ,
+                    _json("Status", {"type": "object"}),
+                )
+            },
+            "/api/v1/policy": {
+                "get": _operation("The newest revision", Scope.POLICY_READ, _json("Revision", _OBJECT)),
+                "post": _operation(
+                    "Publish a revision",
+                    Scope.POLICY_WRITE,
+                    _json("Published", _PUBLISHED, "201"),
+                    body={
+                        "document": {"$ref": _REF + "Policy"},
+                        "parent": {
+                            "type": "integer",
+                            "description": "Revision it was edited from, or 0",
+                        },
+                        "note": {"type": "string", "description": "Why"},
+                        "strategy": {"enum": ["staged", "all_at_once"], "default": "staged"},
+                    },
+                    required=["document", "parent", "note"],
+                ),
+            },
+            "/api/v1/policy/rollback": {
+                "post": _operation(
+                    "Publish an old revision's content again, to all gateways at once",
+                    Scope.POLICY_WRITE,
+                    _json("Published", _PUBLISHED, "201"),
+                    body={"to": {"type": "integer"}, "note": {"type": "string"}},
+                    required=["to", "note"],
+                )
+            },
+            "/api/v1/spend/{month}.csv": {
+                "get": _operation(
+                    "A month's spend, whole or refused",
+                    Scope.SPEND_READ,
+                    {"200": {"description": "CSV; its sha256 is the ETag", "content": {"text/csv": {}}}},
+                    parameters=[
+                        {
+                            "name": "month",
+                            "in": "path",
+                            "required": True,
+                            "schema": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"},
+                        }
+                    ],
+                )
+            },
+        },
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {
+                "Policy": Policy.model_json_schema(
+                    by_alias=True, ref_template=_REF + "Policy/$defs/{model}"
+                ),
+                "Error": {
+                    "type": "object",
+                    "properties": {
+                        "error": {"type": "string"},
+                        "message": {"type": "string"},
+                        "hint": {"type": "string"},
+                        "field": {"type": ["string", "null"]},
+                        "retryable": {"type": "boolean"},
+                    },
+                },
+            },
+        },
+    }
+
+
+def _json(name: str, schema: dict[str, Any], code: str = "200") -> dict[str, Any]:
+    return {code: {"description": name, "content": {"application/json": {"schema": schema}}}}
+
+
+def _said(what: str) -> dict[str, Any]:
+    return {"200": {"description": what}}
+
+
+def _operation(
+    summary: str,
+    scope: Scope | None,
+    responses: dict[str, Any],
+    *,
+    body: dict[str, Any] | None = None,
+    required: list[str] | None = None,
+    parameters: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": summary, "responses": responses | {"default": _ERROR}}
+    if scope is not None:
+        operation |= {"security": [{"token": []}], "description": f"Needs the scope `{scope}`."}
+    if parameters:
+        operation["parameters"] = parameters
+    if body is not None:
+        schema = {
+            "type": "object",
+            "properties": body,
+            "required": required or [],
+            "additionalProperties": False,
+        }
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["parameters"] = [_KEY]
+    return operation
