@@ -105,6 +105,7 @@ def assess_engine(
         now_s,
         mu=mu,
         mu_tokens=Interval(capacity.tokens_per_s, capacity.low_tokens_per_s, capacity.high_tokens_per_s),
+        mu_by_limit=_mu_by_limit(capacity),
         arrival_rate=_rate(fast, fast_s, arrivals),
         arrival_rate_slow=_rate(slow, slow_s, _total(w.window.arrivals for w in slow)),
         throughput=_rate(fast, fast_s, completions),
@@ -127,6 +128,13 @@ def assess_engine(
         binding=capacity.binding,
         longest_wait_s=longest_wait_s,
     )
+
+
+def _mu_by_limit(capacity: CapacityEstimate) -> tuple[tuple[str, float], ...]:
+    """Return mu at each limit of the curve, and what computing alone would allow with endless slots."""
+    compute = capacity.compute_requests_per_s
+    by_limit = capacity.requests_per_s_by_limit
+    return (("compute", compute), *by_limit) if compute is not None else by_limit
 
 
 def _batch(windows: Sequence[TimedWindow]) -> float | None:
@@ -213,6 +221,7 @@ def _finish(
     found = replace(
         health,
         rho=rho,
+        rho_by_limit=tuple((n, r) for n, m in health.mu_by_limit if (r := _over(rate, m)) is not None),
         flow_balance=flow_balance(health.arrivals or 0, health.completions or 0) if counted else None,
         flow_z=flow_z(health.arrivals or 0, health.completions or 0) if counted else None,
         headroom=headroom,
@@ -281,6 +290,7 @@ def _combine(
         now_s,
         mu=_summed([p.mu for p in known], len(fresh) if offered else 0),
         mu_tokens=_summed([p.mu_tokens for p in known], len(fresh) if offered else 0),
+        mu_by_limit=_shared_limits(known) if len(known) == len(summed) else (),
         arrival_rate=_total(p.arrival_rate for p in summed),
         arrival_rate_slow=_total(p.arrival_rate_slow for p in summed),
         throughput=_total(p.throughput for p in fresh),
@@ -314,6 +324,13 @@ def _summed(intervals: Sequence[Interval], scale_to: int) -> Interval:
     low, high = _total(i.low for i in intervals), _total(i.high for i in intervals)
     grown = Interval(value, low, high).scaled(factor)
     return replace(grown, low=low)
+
+
+def _shared_limits(parts: Sequence[Health]) -> tuple[tuple[str, float], ...]:
+    """Return the sum of mu by limit, for the limits every part has."""
+    held = [dict(part.mu_by_limit) for part in parts]
+    names = [name for name in held[0] if all(name in other for other in held)] if held else []
+    return tuple((name, sum(other[name] for other in held)) for name in names)
 
 
 def _whole(value: float | None) -> int | None:

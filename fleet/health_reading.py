@@ -83,6 +83,8 @@ class Health:
     rho: Rho = Rho()
     mu: Interval = Interval()  # requests/s at the present mix
     mu_tokens: Interval = Interval()  # decode tokens/s
+    mu_by_limit: tuple[tuple[str, float], ...] = ()  # requests/s each limit alone would allow
+    rho_by_limit: tuple[tuple[str, float], ...] = ()  # compute, slots, kv, ...; the largest binds
     arrival_rate: float | None = None  # 60 s
     arrival_rate_slow: float | None = None  # 300 s
     throughput: float | None = None

@@ -19,6 +19,8 @@ def explain(e: Health, longest_wait_s: float) -> tuple[str, ...]:
     lines = [_rho_line(e)]
     if mu is not None:
         lines.append(_mu_line(e, mu))
+    if len(e.rho_by_limit) > 1:
+        lines.append("rho by limit: " + ", ".join(f"{name} {rho:.2f}" for name, rho in e.rho_by_limit))
     if rate is not None and mu is not None and mu > 0:
         lines.extend(_room_lines(e, rate, mu, longest_wait_s))
     if e.arrivals is not None and e.completions:

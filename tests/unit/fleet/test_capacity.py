@@ -65,6 +65,15 @@ def test_an_engine_that_only_preempts_has_no_curve_but_a_plateau():
     assert found.requests_per_s == pytest.approx(11.899, rel=0.05)
 
 
+@pytest.mark.parametrize("case", ["linear", "slots64", "hinge64", "kv60k"])
+def test_overload_by_15_percent_reads_as_such(case):
+    truth = next(r for r in TRUTH if (r["case"], r["u"]) == (case, "1.15"))
+    found = estimate(truth)
+    assert found.grade is Grade.A
+    # arrivals as counted over the hour; completions alone would read 1.0
+    assert 1.10 <= float(truth["lam_mean"]) / found.requests_per_s <= 1.20
+
+
 def test_load_seen_decides_the_grade():
     grades = {r["u"]: estimate(r).grade for r in TRUTH if r["case"] == "linear"}
     assert grades == {"0.05": Grade.C, "0.25": Grade.C, "0.5": Grade.B, "0.8": Grade.A, "1.15": Grade.A}

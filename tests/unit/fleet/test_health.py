@@ -66,6 +66,21 @@ def test_rho_is_arrivals_over_capacity_with_the_capacity_s_interval():
     assert health.batch_used_ratio == pytest.approx(0.5)  # 32 of 64: an occupancy, half of what rho says
 
 
+def test_each_limit_has_its_rho_and_the_largest_binds():
+    # 64 slots: 64 / (300 * 18.4 ms) = 11.6/s; KV for 32: 32 / (300 * 15.2 ms) = 7.0/s;
+    # computing alone, with endless slots: 1 / (300 * 0.1 ms) = 33/s
+    capacity = replace(MU10, requests_per_s_by_limit=(("slots", 11.594), ("kv", 7.018)))
+    health = assess_engine("a", minutes(), capacity, 300)
+    assert dict(health.rho_by_limit) == {
+        "compute": pytest.approx(6 / (1 / 0.03)),
+        "slots": pytest.approx(6 / 11.594),
+        "kv": pytest.approx(6 / 7.018),
+    }
+    assert any("kv 0.85" in line for line in health.explanation)
+    pool = assess_pool("p", [health, replace(health, name="b")], 300)
+    assert dict(pool.rho_by_limit)["kv"] == pytest.approx(6 / 7.018)
+
+
 def test_nothing_arriving_is_zero_and_nothing_known_is_unknown():
     idle = assess_engine("a", minutes(arrivals=0, completed=0), MU10, 300)
     assert idle.rho.value == 0
