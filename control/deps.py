@@ -96,4 +96,5 @@ class Deps:
     lease_margin_s: float = 2.0  # stop leading this long before the lease ends
     call_deadline_s: float = 2.0  # each call to a gateway
     backoff_cap_s: float = 15.0
+    evidence_wait_s: float = 45.0  # samples of a bake may come this long after it before it pauses
     hold_s: float = 30.0  # wait this long for an unreachable gateway to give up its part

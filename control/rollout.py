@@ -52,15 +52,23 @@ class Move:
     bake_started_at: datetime | None
 
 
-def advance(rollout: Rollout, stands: Sequence[Stand], finding: Finding, now: datetime) -> Move | None:
+def advance(
+    rollout: Rollout,
+    stands: Sequence[Stand],
+    finding: Finding,
+    now: datetime,
+    *,
+    evidence_wait_s: float = 0.0,
+) -> Move | None:
     """Return what changes now, or None. Pure; paused, live, superseded and aborted change by hand only.
 
-    `finding` is about the first gateway since the bake began; it is used only while baking.
+    `finding` is about the first gateway since the bake began; it is used only while baking. Samples come
+    with the scrape's delay: a bake without a verdict pauses `evidence_wait_s` after its end.
     """
     if rollout.state == "first":
         return _first(rollout, stands, now)
     if rollout.state == "baking":
-        return _baking(rollout, stands, finding, now)
+        return _baking(rollout, stands, finding, now, evidence_wait_s)
     if rollout.state == "all":
         return _all(rollout, stands)
     return None
@@ -82,7 +90,9 @@ def _first(rollout: Rollout, stands: Sequence[Stand], now: datetime) -> Move | N
     return None
 
 
-def _baking(rollout: Rollout, stands: Sequence[Stand], finding: Finding, now: datetime) -> Move | None:
+def _baking(
+    rollout: Rollout, stands: Sequence[Stand], finding: Finding, now: datetime, evidence_wait_s: float
+) -> Move | None:
     first, began = rollout.first_gateway, rollout.bake_started_at
     chosen = _stand(stands, first)
     if chosen is not None and chosen.refusal is not None:
@@ -91,10 +101,13 @@ def _baking(rollout: Rollout, stands: Sequence[Stand], finding: Finding, now: da
         return Move("first", f"{first} was lost while it baked; the bake starts again", first, None)
     if finding.verdict is Verdict.BREACHED:
         return Move("aborted", f"stopped and taken back: {finding.reason}", first, began)
-    if (now - began).total_seconds() < rollout.bake_s:
+    baked_s = (now - began).total_seconds()
+    if baked_s < rollout.bake_s:
         return None
     if finding.verdict is Verdict.NO_DATA:
-        return Move("paused", f"cannot tell after {rollout.bake_s:g} s: {finding.reason}", first, began)
+        if baked_s < rollout.bake_s + evidence_wait_s:
+            return None
+        return Move("paused", f"cannot tell after {baked_s:.0f} s: {finding.reason}", first, began)
     return Move("all", f"{first} kept its promises: {finding.reason}", first, began)
 
 
@@ -151,7 +164,8 @@ def _step(deps: Deps, epoch: int) -> str:
         if rollout.state not in ("first", "baking", "all"):
             return f"revision {rollout.revision}: {rollout.state}"
         found = stands(session, rollout)
-        move = advance(rollout, found, _finding(session, deps, rollout, found), now)
+        finding = _finding(session, deps, rollout, found)
+        move = advance(rollout, found, finding, now, evidence_wait_s=deps.evidence_wait_s)
         if move is None:
             return f"revision {rollout.revision}: {rollout.state}"
         lease.require(session, epoch, role=deps.leadership.role)

@@ -67,6 +67,17 @@ def test_a_bake_ends_by_time_and_evidence() -> None:
     assert state_after(BAKING, applied, BROKEN, NOW) == "aborted"
 
 
+def test_a_bake_without_a_verdict_waits_for_late_samples_and_then_pauses() -> None:
+    applied = [stand("a", applied=True), stand("b")]
+    for waited_s, state in [(10.0, None), (54.9, None), (55.0, "paused")]:
+        now = NOW + timedelta(seconds=waited_s)
+        move = advance(BAKING, applied, SILENT, now, evidence_wait_s=45.0)
+        assert (move.state if move else None) == state
+    late = advance(BAKING, applied, GOOD, NOW + timedelta(seconds=54), evidence_wait_s=45.0)
+    assert late is not None
+    assert late.state == "all"
+
+
 def test_a_first_gateway_lost_while_baking_bakes_again_from_the_start() -> None:
     move = advance(BAKING, [stand("a"), stand("b")], GOOD, LATER)
     assert move is not None
