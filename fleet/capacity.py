@@ -17,6 +17,7 @@ import numpy as np
 
 from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve
 from fleet.saturation import (
+    LARGEST_DEFAULT_SEQS,
     MIN_WINDOWS,
     OUTPUT_CV,
     EngineLimits,
@@ -243,10 +244,13 @@ def _read_curve(
     lowest, reached = seen
     allowed = batch_limits(mix, limits, fit.curve, slots, KV_TARGET)
     binding = min(allowed, key=lambda name: allowed[name])
+    least, most = slots, slots
+    if "max_num_seqs_assumed" in base.flags:  # what was seen is possible; how far it goes on nobody said
+        least, most = max(1.0, reached), max(slots, LARGEST_DEFAULT_SEQS)
     batches = (
-        min(batch_limits(mix, limits, fit.curve, slots, KV_BAND[0]).values()),
+        min(batch_limits(mix, limits, fit.curve, least, KV_BAND[0]).values()),
         allowed[binding],
-        min(batch_limits(mix, limits, fit.curve, slots, KV_BAND[1]).values()),
+        min(batch_limits(mix, limits, fit.curve, most, KV_BAND[1]).values()),
     )
     band = _curve_band(fit, curves, reached, batches)
     knee = fit.curve.knee

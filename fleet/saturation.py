@@ -19,6 +19,7 @@ MIN_WINDOWS = 12
 MIN_COMPLETIONS = 20
 OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's default; used, and flagged, where nobody said and no queue was seen
+LARGEST_DEFAULT_SEQS = 1024  # vLLM's default on the largest GPUs: how far unknown slots may reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,6 +297,9 @@ def test_unregistered_slots_are_assumed_flagged_and_never_trusted():
     found = learner.estimate(at, rng)
     assert "max_num_seqs_assumed" in found.flags
     assert found.grade is Grade.C
+    # from the 40 sequences seen (and some noise) to the 1000 the KV cache holds at 0.1 % each
+    assert found.low_requests_per_s <= 42 / (300 * (0.012 + 1.2e-4 * 42))
+    assert found.high_requests_per_s >= 1000 / (300 * (0.012 + 1.2e-4 * 1000))
 
 
 def test_old_windows_in_the_wrong_order_are_ignored():
