@@ -302,7 +302,7 @@ class EmbeddedPostgres:
                 if self._clock.monotonic_s() >= deadline:
                     raise Unavailable(
                         f"Postgres in {self.folder} does not answer after {self._start_timeout_s:.0f} s: "
-                        f"{str(exc).strip()}",
+                        f"{str(exc).strip()}; it said: {tail(self.folder / 'startup.log', 300)}",
                         hint=f"Read the newest file in {self.data / 'log'}",
                     ) from exc
             else:

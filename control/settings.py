@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 from zoneinfo import ZoneInfo
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -60,7 +60,7 @@ class Settings(BaseSettings):
 
     database_url: SecretStr | None = Field(
         default=None,
-        validation_alias=AliasChoices("DATABASE_URL"),
+        validation_alias="DATABASE_URL",
         description="Postgres to use, as postgresql://user:password@host:5432/database. "
         "Without it, an embedded server runs in the state folder (single machine).",
     )
@@ -272,7 +272,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _variable(name: str, field: FieldInfo) -> str:
     alias = field.validation_alias
-    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"{PREFIX}{name.upper()}"
+    return alias if isinstance(alias, str) else f"{PREFIX}{name.upper()}"
 
 
 def _variable_at(location: tuple[int | str, ...]) -> str:
