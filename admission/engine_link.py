@@ -41,13 +41,15 @@ class EngineLink:
         priority = self._state.engine_priority(dispatch.lease.tier) if target.honours_priority else None
         url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
         try:
-            return await self._upstream.post(url, passage.call.body(priority), passage.request_id)
+            exchange = await self._upstream.post(url, passage.call.body(priority), passage.request_id)
         except NodeFailed:
             self.failed(dispatch.node)
             raise
         except asyncio.CancelledError:  # on its way already: it counts as received
-            passage.answered()
+            passage.reached()
             raise
+        passage.reached()
+        return exchange
 
     def may_retry(self) -> bool:
         """Say whether the retry budget allows one more, and take it."""

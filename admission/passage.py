@@ -92,7 +92,7 @@ class Passage:
         self._ledger.metrics.held.tokens[self.flow] += lease.tokens - self._booked_tokens
         self._booked_tokens = lease.tokens
 
-    def answered(self) -> None:
+    def reached(self) -> None:
         """Note that the engine has the request."""
         self._reached_engine = True
 

@@ -207,7 +207,7 @@ class Proxy:
 
     async def _fail(self, passage: Passage, watch: ClientWatch, send: Send, exc: NodeFailed) -> None:
         if exc.reason is not Reason.REFUSED:
-            passage.answered()
+            passage.reached()
         outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
         watch.disarm()
         passage.finish(outcome)
@@ -244,7 +244,6 @@ class Proxy:
         status = exchange.status
         if status >= 500:
             raise NodeFailed(Reason.HTTP_ERROR, f"it answered {status}")
-        passage.answered()
         passage.usage = usage_in(body) if status < 400 else None
         self._link.judged(passage, Outcome.COMPLETED)
         watch.disarm()
@@ -271,7 +270,6 @@ class Proxy:
             if passage.ttft_s is None:
                 raise
             failure = exc
-        passage.answered()
         outcome, reason = _ending(reader, failure)
         self._link.judged(passage, outcome)
         passage.finish(outcome)
@@ -285,7 +283,6 @@ class Proxy:
             await self._end_stream(watch, send, outcome, reason)
 
     async def _start_stream(self, passage: Passage, send: Send) -> None:
-        passage.answered()
         passage.first_byte()
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -263,6 +263,7 @@ class GatewayProcess:
         self.flags = flags
         self.log_path = state_dir.parent / f"{state_dir.name}.log"
         self.port = 0
+        self.admin: Any = None  # a client of the admin API, once it runs
 
     @contextlib.contextmanager
     def running(self) -> Generator[GatewayProcess]:
@@ -283,6 +284,8 @@ class GatewayProcess:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         self.port = int(eventually(lambda: self._listening_port(begin)))
         self.base_url = f"http://127.0.0.1:{self.port}"
+        if self.admin is not None:
+            self.admin.close()
         self.admin = httpx.Client(
             base_url=self.base_url, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}, trust_env=False
         )
