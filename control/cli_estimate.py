@@ -13,7 +13,16 @@ from typing import Any
 
 import click
 
-from fleet.cost import SOURCES, CalendarRow, ClosedForm, ClosedFormInputs, Option, SpotRow, closed_form
+from fleet.cost import (
+    SOURCES,
+    CalendarRow,
+    ClosedForm,
+    ClosedFormInputs,
+    Option,
+    PeakShape,
+    SpotRow,
+    closed_form,
+)
 
 DEFAULTS = ClosedFormInputs()
 
@@ -126,14 +135,19 @@ def _option_line(option: Option) -> str:
 
 
 def _hidden_lines(result: ClosedForm) -> list[str]:
-    shapes = ", ".join(f"{s.time_above:.0%} of time -> {s.refused:.2%}" for s in result.peak_shapes)
     return [
-        f"Time at peak and requests refused, no burst pool: {shapes or 'the peak is never reached'}",
+        "Time at peak   requests refused   static peak pays when a refusal costs over (no burst pool)",
+        *(_shape_line(shape) for shape in result.peak_shapes),
         "Spot price   burst always on   total   less than static peak",
         *(_spot_line(row) for row in result.spot),
         "Calendar month   static peak   admission   burst always on",
         *(_calendar_line(row) for row in result.calendar),
     ]
+
+
+def _shape_line(shape: PeakShape) -> str:
+    cost = "nothing is refused" if shape.break_even_usd is None else f"{shape.break_even_usd} USD"
+    return f"{shape.time_above:>12.0%} {shape.refused:>18.2%}   {cost}"
 
 
 def _spot_line(row: SpotRow) -> str:

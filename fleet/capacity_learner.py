@@ -152,7 +152,8 @@ class CapacityLearner:
         else:
             self._disagreeing = max(0, self._disagreeing - 1)
         self._points.append(point)
-        self._added_since += 1
+        if point.usable or (point.waiting or 0) > 0:  # idle windows teach nothing: no reason to refit
+            self._added_since += 1
 
     def estimate(
         self,

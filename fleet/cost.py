@@ -127,6 +127,7 @@ class PeakShape:
 
     time_above: float  # share of time, chosen
     refused: float  # share of all requests in the same month
+    break_even_usd: Decimal | None  # a refusal costing more makes static peak cheaper; None: none refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def closed_form(inputs: ClosedFormInputs) -> ClosedForm:
         saving_month=saving,
         saving_year=saving * 12,
         peak_to_mean=i.peak_rps / i.mean_rps,
-        peak_shapes=_peak_shapes(i, node_rps * i.admission_nodes),
+        peak_shapes=_peak_shapes(i, node_rps * i.admission_nodes, static.usd_month - admission.usd_month),
         spot=tuple(_spot_row(i, price, static, admission) for price in SPOT_PRICES),
         calendar=tuple(_calendar_row(i, days, peak_nodes) for days in MONTH_DAYS),
         warnings=_warnings(i, node_rps, static, total),
@@ -235,17 +236,21 @@ def shed_share(rho: float) -> float:
     return max(0.0, 1 - 1 / rho) if rho > 0 else 0.0
 
 
-def _peak_shapes(i: ClosedFormInputs, capacity: float) -> tuple[PeakShape, ...]:
+def _peak_shapes(i: ClosedFormInputs, capacity: float, saving: Decimal) -> tuple[PeakShape, ...]:
     """Return refusals for 1, 5 and 10 % of time at the peak, where the mean allows so much.
 
     While at peak, peak - capacity is refused: f (peak - capacity) / mean of the month's requests.
+    Break-even is the monthly `saving` over static peak divided by the refusals static peak avoids.
     """
     excess = max(0.0, i.peak_rps - capacity)
-    return tuple(
-        PeakShape(share, share * excess / i.mean_rps)
-        for share in (0.01, 0.05, 0.10)
-        if share * i.peak_rps <= i.mean_rps
-    )
+    shapes: list[PeakShape] = []
+    for share in (0.01, 0.05, 0.10):
+        if share * i.peak_rps <= i.mean_rps:
+            refusals = Decimal(str(share * excess * 3600)) * i.hours
+            worth = max(Decimal(0), saving / refusals) if refusals > 0 else None
+            break_even = None if worth is None else worth.quantize(Decimal("0.0001"))
+            shapes.append(PeakShape(share, share * excess / i.mean_rps, break_even))
+    return tuple(shapes)
 
 
 def _spot_row(i: ClosedFormInputs, price: Decimal, static: Option, admission: Option) -> SpotRow:

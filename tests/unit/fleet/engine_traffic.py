@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 
@@ -53,6 +54,7 @@ def wave(mean: float, share: float = 0.5, cycle_s: float = 3600.0) -> Callable[[
     return lambda t: mean * (1 + share * math.sin(2 * math.pi * t / cycle_s))
 
 
+@cache
 def measured_capacity(profile: EngineProfile, seed: int) -> float:
     """Return requests/s finished in an hour of overload, after ten minutes to fill up.
 

@@ -283,6 +283,18 @@ def test_nothing_is_refitted_while_nothing_changes():
     assert learner.estimate(at, rng).fitted_at_s == at
 
 
+def test_a_night_of_idling_is_not_refitted():
+    learner, rng = CapacityLearner(EngineLimits(max_num_seqs=64)), np.random.default_rng(3)
+    at = feed(learner, 0, 60, 300, rng)
+    first = learner.estimate(at, rng)
+    for i in range(1, 2000):
+        idle = engine_window(completed=0, running=0, histograms={"itl_s": Histogram((), (0,), 0.0)})
+        learner.add(at + 10.0 * i, idle)
+    later = learner.estimate(at + 20_000, rng)
+    assert later.fitted_at_s == first.fitted_at_s
+    assert later.requests_per_s == first.requests_per_s
+
+
 def test_another_configuration_forgets_what_was_learned():
     learner, rng = CapacityLearner(EngineLimits(max_num_seqs=64)), np.random.default_rng(3)
     at = feed(learner, 0, 60, 300, rng)

@@ -48,6 +48,10 @@ def test_time_above_capacity_is_not_the_share_of_requests_refused():
     shapes = {shape.time_above: shape.refused for shape in closed_form(CASE).peak_shapes}
     assert shapes[0.05] == pytest.approx(0.0625)
     assert shapes[0.10] == pytest.approx(0.125)
+    # 6.25 % of 12 * 3600 * 720 = 1.944 million refusals; 100,800 less buys them at 5.19 cents each
+    by_share = {shape.time_above: shape for shape in closed_form(CASE).peak_shapes}
+    assert by_share[0.05].break_even_usd == Decimal("0.0519")
+    assert closed_form(replace(CASE, admission_nodes=10)).peak_shapes[0].break_even_usd is None
     # a peak of 300 cannot last 5 % of a month whose mean is 12
     assert [s.time_above for s in closed_form(replace(CASE, peak_rps=300)).peak_shapes] == [0.01]
 
