@@ -23,6 +23,7 @@ from fleet.clock import SystemClock
 from fleet.dialects import read_page
 from fleet.errors import FleetError, InvalidInput
 from fleet.exposition import DEFAULT_CAPS
+from fleet.page_totals import node_window
 from fleet.readings import PageReading, PageState
 from fleet.windows import window
 
@@ -82,10 +83,11 @@ def window_command(before: str, after: str, seconds: float, as_json: bool) -> No
     """Say what each engine did between two pages: increments, rates a second, quantiles."""
     pages = [_whole(page) for page in asyncio.run(_read_all((before, after), DEADLINE_S))]
     windows = window(pages[0], pages[1], seconds)
+    node = node_window(pages[0], pages[1], seconds)
     if as_json:
-        click.echo(json.dumps(window_json(pages[0], pages[1], windows), indent=1, allow_nan=False))
+        click.echo(json.dumps(window_json(pages[0], pages[1], windows, node), indent=1, allow_nan=False))
     else:
-        click.echo(window_text(windows))
+        click.echo(window_text((*windows, node) if len(windows) > 1 else windows))
 
 
 def _json(page: PageReading | PageUnreadable) -> dict[str, Any]:

@@ -99,8 +99,12 @@ def split_url(url: str) -> SplitResult:
 
     Only http and https, a host, a port that is a number, no user name, no blanks or control characters.
     """
-    if any(c.isspace() or not c.isprintable() for c in url) or "\\" in url:
-        raise FetchFailed(Reason.BLOCKED, "the address has blanks or control characters in it")
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise FetchFailed(
+            Reason.BLOCKED,
+            "the address has characters in it that an address cannot have",
+            hint="Write names of other scripts in their xn-- form",
+        )
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -78,12 +78,15 @@ def histogram_json(histogram: Histogram) -> Json:
     }
 
 
-def window_json(before: PageReading, after: PageReading, windows: tuple[EngineWindow, ...]) -> Json:
-    """What each engine did between two pages."""
+def window_json(
+    before: PageReading, after: PageReading, windows: tuple[EngineWindow, ...], node: EngineWindow
+) -> Json:
+    """What each engine did between two pages, and all of them together."""
     return {
         "before": before.source,
         "after": after.source,
         "engines": [_window_json(w) for w in windows],
+        "node": _window_json(node),
     }
 
 

@@ -103,6 +103,7 @@ SGLANG = Dialect(
         "generation_tokens": ("sglang:generation_tokens_total",),
         "preemptions": ("sglang:num_retracted_requests_total",),
         "prefix_cache_hits": ("sglang:cached_tokens_total",),
+        "prefix_cache_queries": ("sglang:prompt_tokens_total",),
     },
     histograms={
         "e2e_s": ("sglang:e2e_request_latency_seconds",),

@@ -139,7 +139,9 @@ def _read_engines(page: PageReading, families: Families, dialect: Dialect) -> Pa
     has_engine_label = any(e.engine for e in engines)
     return replace(
         page,
-        dialect=_dialect_name(families, dialect, has_engine_label),
+        dialect="router"
+        if state is PageState.ROUTER
+        else _dialect_name(families, dialect, has_engine_label),
         state=state,
         hint=hint,
         engines=engines if state is PageState.OK else (),

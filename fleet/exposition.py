@@ -18,6 +18,7 @@ from fleet.exposition_lines import Sample, read_line
 
 _MIB = 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
+_LOOKS_MAX = 100  # lines of a page that are tried for being samples at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,11 @@ class Caps:
 
     body_bytes: int = 16 * _MIB  # a 22 MB page exists in the wild; eight engines give 0.25 MB
     line_bytes: int = 64 * 1024
+    lines: int = 200_000  # eight engines give 7,000
     series: int = 20_000
     family_series: int = 5_000  # one family cannot push the others out
     dropped: int = 50  # remarks kept; the rest are counted
+    bad_lines: int = 10_000
 
 
 DEFAULT_CAPS = Caps()
@@ -102,7 +105,7 @@ def read_families(body: bytes, *, prefixes: tuple[str, ...], caps: Caps = DEFAUL
         if whole and is_usual and reader.take_known(lines):
             return found
         reader.take(lines if whole else reader.short_lines(lines))
-        if len(reader.taken) > caps.series:
+        if reader.is_full():
             break
     reader.close()
     return found
@@ -129,6 +132,17 @@ class _PageReader:
         else:
             self.found.dropped_more += 1
 
+    def is_full(self) -> bool:
+        """True when a cap is reached and the rest of the page must go unread; says which."""
+        caps = self.caps
+        if self.line > caps.lines:
+            self.remark(f"cap of {caps.lines} lines reached; the rest of the page was not read")
+        elif self.found.dropped_more > caps.bad_lines:
+            self.remark(f"over {caps.bad_lines} bad lines; the rest of the page was not read")
+        else:
+            return len(self.taken) > caps.series
+        return True
+
     def short_lines(self, lines: list[str]) -> list[str]:
         """Blank out the lines over the cap, keeping the numbering."""
         cap = self.caps.line_bytes
@@ -144,7 +158,7 @@ class _PageReader:
         if fit is None:
             return False
         layout, taken = fit
-        if len(taken) > self.caps.family_series:
+        if len(taken) > min(self.caps.series, self.caps.family_series):
             return False
         self.found.series = layout.by_name(taken)
         self.found.declared = set(layout.declared)
@@ -154,7 +168,8 @@ class _PageReader:
 
     def take(self, lines: list[str]) -> None:
         """Read `lines`, the usual ones by a short cut: split at the last blank, key from the memo."""
-        key_of, taken, is_other = self._memory.key, self.taken, False
+        key_of, taken = self._memory.key, self.taken
+        looks = 0 if self.found.saw_sample else _LOOKS_MAX
         for index, line in enumerate(lines):
             if not line:
                 continue
@@ -165,7 +180,10 @@ class _PageReader:
             try:
                 key = key_of(head)
                 if key is None:
-                    is_other = True
+                    if not head or line[0] in " \t":
+                        self._unusual(line, index)
+                    elif looks:
+                        looks = 0 if self._is_sample(line) else looks - 1
                     continue
                 value = float(text)
             except ValueError:
@@ -177,7 +195,14 @@ class _PageReader:
             taken.append((key, value))
         self.line += len(lines)
         self._last = lines
-        self.found.saw_sample = self.found.saw_sample or is_other
+
+    def _is_sample(self, line: str) -> bool:
+        try:
+            read_line(line)
+        except ValueError:
+            return False
+        self.found.saw_sample = True
+        return True
 
     def _unusual(self, line: str, index: int) -> None:
         """Read a line the short cut does not take; a wanted one that cannot be read is remarked on."""

@@ -95,6 +95,8 @@ def _layout(lines: list[str], key_of: Callable[[str], SeriesKey | None]) -> Page
             keys.append(None)
             continue
         head, blank, text = line.rpartition(" ")
+        if not blank or line[0] in " \t":
+            return None
         try:
             key = key_of(head)
             if key is not None:
@@ -103,7 +105,7 @@ def _layout(lines: list[str], key_of: Callable[[str], SeriesKey | None]) -> Page
             return None
         heads.append(head + blank)
         keys.append(key)
-    if len({key.name for key, _ in taken}) < len(_runs([key.name for key, _ in taken])):
+    if not taken or len({key.name for key, _ in taken}) < len(_runs([key.name for key, _ in taken])):
         return None
     layout = PageLayout(heads, keys)
     layout.remember(lines, taken)
@@ -121,24 +123,23 @@ class PageMemory:
     def __init__(self, prefixes: tuple[str, ...]) -> None:
         self._prefixes = prefixes
         self._short_key = lru_cache(maxsize=16_384)(self._wanted_key)
-        self._layouts: dict[int, list[PageLayout]] = {}
+        self._layouts: dict[int, tuple[PageLayout, ...]] = {}
 
     def key(self, head: str) -> SeriesKey | None:
         """The key of a sample line up to its value; None where it is not wanted. Raises ValueError."""
         return self._short_key(head) if len(head) <= 512 else self._wanted_key(head)
 
     def _wanted_key(self, head: str) -> SeriesKey | None:
+        if not head.startswith(self._prefixes):
+            return None
         key = series_key(head)
-        return None if not head.startswith(self._prefixes) or key.name.endswith("_created") else key
+        return None if key.name.endswith("_created") else key
 
     def compare(self, lines: list[str]) -> tuple[PageLayout, list[Sample]] | None:
         """Return the layout `lines` have and their samples, None when no known layout fits."""
-        known = self._layouts.get(len(lines), [])
-        for at, layout in enumerate(known):
+        for layout in self._layouts.get(len(lines), ()):
             taken = layout.read(lines)
             if taken is not None:
-                if at:
-                    known.insert(0, known.pop(at))
                 return layout, taken
         return None
 
@@ -150,6 +151,4 @@ class PageMemory:
         layout.declared, layout.ended = declared, ended
         if len(self._layouts) >= LAYOUT_LENGTHS_MAX and len(lines) not in self._layouts:
             self._layouts.clear()
-        known = self._layouts.setdefault(len(lines), [])
-        known.insert(0, layout)
-        del known[LAYOUTS_MAX:]
+        self._layouts[len(lines)] = (layout, *self._layouts.get(len(lines), ()))[:LAYOUTS_MAX]

@@ -174,7 +174,8 @@ def _engine_window(
     new, finished = pair.after, pair.finished()
     flags = [*new.flags, *(("restart",) if pair.restarted else ())]
     is_lazy = after.shape == "openmetrics" or after.dialect == "vllm_v0"
-    is_known = bool(new.finished) or is_lazy  # a lazy page shows a reason at its first finish
+    # a lazy page shows a reason at its first finish; a reason without a known increment spoils the sum
+    is_known = (bool(new.finished) or is_lazy) and len(finished) == len(new.finished)
     completed = sum(n for reason, n in finished.items() if reason not in NOT_COMPLETED)
     aborted = _aborted(pair, departures, finished, flags)
     histograms: dict[str, Histogram] = {}

@@ -119,6 +119,16 @@ def test_made_lines_read_as_the_oracle_reads_them(lines: list[str]):
     assert flat(read(text)) == by_oracle(text, WANTED_PREFIXES)
 
 
+@given(st.lists(sample_lines(), min_size=1, max_size=4), st.data())
+def test_what_was_read_before_changes_nothing(lines: list[str], data: st.DataObject):
+    # Three pages of one length in a row, the later ones with some lines changed, as a scraper sees them.
+    for _ in range(3):
+        text = "".join(f"{line}\n" for line in ("vllm:first 1", *lines))
+        assert flat(read(text)) == by_oracle(text, WANTED_PREFIXES)
+        at = data.draw(st.integers(0, len(lines) - 1))
+        lines[at] = data.draw(sample_lines())
+
+
 @given(st.lists(st.tuples(LABEL_VALUES, st.floats(allow_nan=False, allow_infinity=False)), max_size=20))
 def test_what_is_written_is_read_back(samples: list[tuple[str, float]]):
     want = {(("x", v),): n for v, n in reversed(samples)}
@@ -276,3 +286,18 @@ def test_chunks_lose_no_line():
     body = b"".join(b'vllm:x{i="%d"} %d\n' % (i, i % 7) for i in range(30_000))
     found = read_families(body, prefixes=WANTED_PREFIXES, caps=Caps(series=40_000, family_series=40_000))
     assert sum(value for _, value in found.series["vllm:x"]) == sum(i % 7 for i in range(30_000))
+
+
+def test_a_page_of_nothing_wanted_is_left_after_a_bounded_number_of_lines():
+    found = read_families(b"x 1\n" * 1_000_000, prefixes=WANTED_PREFIXES)
+    assert found.saw_sample
+    assert any("cap of 200000 lines" in remark for remark in found.remarks())
+    bad = read_families(b"vllm:a x\n" * 1_000_000, prefixes=WANTED_PREFIXES)
+    assert bad.dropped_more < 60_000
+
+
+def test_a_known_layout_does_not_lift_the_caps():
+    text = "".join(f'vllm:z{{i="{i}"}} 1\n' for i in range(30))
+    assert len(read(text).series["vllm:z"]) == 30
+    assert len(read(text, series=10).series["vllm:z"]) == 10
+    assert len(read(text, family_series=10).series["vllm:z"]) == 10

@@ -193,3 +193,10 @@ def test_arrivals_of_the_first_life_are_the_requests_sent():
     assert got.arrivals is not None
     assert sent - 2 <= got.arrivals <= sent
     assert abs(sum(w.arrivals or 0 for w in windows[:last]) - sent) <= 3
+
+
+def test_a_sum_of_reasons_with_one_unknown_is_unknown():
+    before = made(dropped=("line 3: cut",), finished={"stop": 5}, running=0, waiting=0)
+    after = made(finished={"stop": 9, "length": 700}, running=0, waiting=0)
+    got = only(window(before, after, 10.0))
+    assert (got.completed, got.arrivals) == (None, None)
