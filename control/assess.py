@@ -91,7 +91,7 @@ class Assessor:
             .where(SampleRow.at > now - REFILL)
             .group_by(SampleRow.node)
         )
-        self._last_sample_at = {node: at for node, at in newest.tuples()}
+        self._last_sample_at = {node: at for node, at in newest}
         return self.book.refill(session, facts, now)
 
     def assess(self, round_: Round, facts: FleetFacts) -> Assessment:

@@ -73,7 +73,7 @@ def traffic_by_tenant(session: Session, since: datetime, until: datetime) -> lis
         .where(*where)
         .group_by(g.tenant, g.tier)
         .order_by(g.tier, g.tenant)
-    ).tuples()
+    )
     outcomes = _outcomes(session, since, until)
     present = _present(session, since, until)
     by = (g.__table__.c.tenant, g.__table__.c.tier)
@@ -145,7 +145,7 @@ def _present(
         .join(newest, (g.gateway == newest.c.gateway) & (g.at == newest.c.at))
         .where(g.at >= since, g.at < until)
         .group_by(g.tenant, g.tier)
-    ).tuples()
+    )
     return {
         (tenant, tier): (_whole(queued), _whole(in_flight), _whole(tokens))
         for tenant, tier, queued, in_flight, tokens in rows
@@ -195,7 +195,7 @@ def traffic_timeline(
         )
         .where(*where)
         .group_by(g.tenant, g.tier, start)
-    ).tuples()
+    )
     found: dict[tuple[str, str], dict[datetime, TrafficPoint]] = defaultdict(dict)
     for name, level, at, offered, admitted, refused, output, queued in rows:
         found[name, level][at] = TrafficPoint(

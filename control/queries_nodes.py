@@ -277,9 +277,7 @@ def _points(
     session: Session, name: str, samples: Sequence[SampleRow], since: datetime, now: datetime
 ) -> tuple[NodePoint, ...]:
     f = ScrapeFailureRow
-    failures = session.execute(
-        select(f.at, f.reason).where(f.node == name, f.at >= since, f.at <= now)
-    ).tuples()
+    failures = session.execute(select(f.at, f.reason).where(f.node == name, f.at >= since, f.at <= now))
     rounds: dict[datetime, list[SampleRow]] = defaultdict(list)
     for sample in samples:
         rounds[sample.at].append(sample)

@@ -33,13 +33,10 @@ class PoolView:
 
 def pool_table(session: Session) -> list[PoolView]:
     """Return every pool by name."""
-    counts = dict(
-        session.execute(
-            select(NodeRow.pool, func.count()).where(NodeRow.state != "removed").group_by(NodeRow.pool)
-        )
-        .tuples()
-        .all()
+    members = session.execute(
+        select(NodeRow.pool, func.count()).where(NodeRow.state != "removed").group_by(NodeRow.pool)
     )
+    counts = {pool: count for pool, count in members}
     return [
         PoolView(
             name=row.name,
