@@ -30,12 +30,16 @@ GRACE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process to keep running. `ready_url` must answer below 500 before the next part starts."""
+    """One process to keep running. The next part starts when this one is ready.
+
+    Ready: `ready_url` answers below 500, or `ready_file` appears.
+    """
 
     name: str
     arguments: Sequence[str]  # after the Python executable
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     ready_url: str | None = None
+    ready_file: Path | None = None
     ready_timeout_s: float = 60.0
     restart: bool = True
 
@@ -88,8 +92,7 @@ class Supervisor:
     async def start(self, part: Part) -> None:
         """Start one part and wait until it is ready. Raises Unavailable with the end of its log."""
         running = await self._spawn(part, failures=0)
-        if part.ready_url is not None:
-            await self._wait_ready(running, part.ready_url)
+        await self._wait_ready(running)
         self._say(f"  {part.name:<12} started, pid {running.process.pid}")
         if part.restart:
             self._watchers.append(asyncio.create_task(self._watch(part.name)))
@@ -127,17 +130,22 @@ class Supervisor:
         self._running[part.name] = running
         return running
 
-    async def _wait_ready(self, running: _Running, url: str) -> None:
-        deadline = self._clock.monotonic_s() + running.part.ready_timeout_s
+    async def _wait_ready(self, running: _Running) -> None:
+        part = running.part
+        if part.ready_url is None and part.ready_file is None:
+            return
+        deadline = self._clock.monotonic_s() + part.ready_timeout_s
         async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
             while self._clock.monotonic_s() < deadline:
                 if running.process.returncode is not None:
-                    raise self._failed(running.part, f"exited with code {running.process.returncode}")
+                    raise self._failed(part, f"exited with code {running.process.returncode}")
+                if part.ready_file is not None and part.ready_file.exists():
+                    return
                 with contextlib.suppress(httpx.HTTPError):
-                    if (await client.get(url)).status_code < 500:
+                    if part.ready_url and (await client.get(part.ready_url)).status_code < 500:
                         return
                 await asyncio.sleep(0.1)
-        raise self._failed(running.part, f"did not answer at {url} in {running.part.ready_timeout_s:g} s")
+        raise self._failed(part, f"was not ready in {part.ready_timeout_s:g} s")
 
     def _failed(self, part: Part, what: str) -> FleetError:
         log = self._logs / f"{part.name}.log"
