@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import Conflict
@@ -54,6 +55,52 @@ def build(
         )
         for name in names
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An assignment to be sent, with its digest."""
+
+    assignment: Assignment
+    digest: str
+
+
+class Targets:
+    """Assignments as they were last built, kept while nothing they were made from changes.
+
+    A policy of 2,000 tenants over 16 gateways takes about two seconds to build and digest, and passes
+    come every second. Holds the newest four builds. Not for use by two threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], dict[str, Target]] = {}
+
+    def of(
+        self,
+        policy: Policy,
+        revision: int,
+        gateways: Sequence[str],
+        nodes: Sequence[NodeTarget],
+        credentials: Sequence[Credential],
+        over_budget: Collection[str],
+    ) -> dict[str, Target]:
+        """Return what `build` makes of the same arguments, with digests."""
+        key = (
+            policy.digest(),
+            revision,
+            frozenset(gateways),
+            frozenset(nodes),
+            frozenset(credentials),
+            frozenset(over_budget),
+        )
+        found = self._kept.pop(key, None)
+        if found is None:
+            built = build(policy, revision, gateways, nodes, credentials, over_budget)
+            found = {name: Target(made, made.digest()) for name, made in built.items()}
+        self._kept[key] = found  # newest last
+        while len(self._kept) > 4:
+            del self._kept[next(iter(self._kept))]
+        return found
 
 
 def stamp(assignment: Assignment, *, epoch: int, generation: int) -> Assignment:

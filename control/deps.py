@@ -17,6 +17,7 @@ import aiohttp
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from control.assignments import Targets
 from fleet.clock import Clock
 from fleet.policy import Slo
 
@@ -92,6 +93,7 @@ class Deps:
     spend: Callable[[Session, datetime], Mapping[str, Decimal]] = no_spend  # USD this month by tenant
     verdict: Callable[[Session, Bake], Finding] = no_verdict
     rng: random.Random = field(default_factory=random.Random, repr=False)  # jitter of back-off
+    targets: Targets = field(default_factory=Targets, repr=False)  # reconcile's; kept between passes
     lease_ttl_s: float = 15.0
     lease_margin_s: float = 2.0  # stop leading this long before the lease ends
     call_deadline_s: float = 2.0  # each call to a gateway

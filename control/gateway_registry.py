@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control import audit
+from control.fetch import is_allowed
 from control.roles import Actor, Permission, require
 from control.tables import AssignmentRow, GatewayObservedRow, GatewayRow
 from fleet.errors import Conflict, InvalidInput, NotFound
@@ -102,8 +103,9 @@ def gateways(session: Session) -> list[Gateway]:
 def checked_origin(url: str) -> str:
     """Return `url` as scheme://host:port. Raises InvalidInput unless it is a plain http(s) origin.
 
-    Link-local, multicast and unspecified addresses are refused: they reach metadata services or nobody in
-    particular. Private and loopback addresses are where gateways live.
+    Link-local, multicast and reserved addresses are refused: they reach metadata services or nobody in
+    particular. Private and loopback addresses are where gateways live. Host names are checked again, by
+    the addresses they stand for, at each connection.
     """
 
     def bad(why: str) -> InvalidInput:
@@ -130,7 +132,7 @@ def checked_origin(url: str) -> str:
         if not _HOST.fullmatch(host) or re.fullmatch(r"[0-9.]+|0[xX].*", host):
             raise bad(f"has no usable host: {host}") from None
         address = None
-    if address is not None and (address.is_link_local or address.is_multicast or address.is_unspecified):
-        raise bad(f"must not be the link-local, multicast or unspecified address {host}")
+    if address is not None and not is_allowed(address):
+        raise bad(f"must not be the link-local, multicast or reserved address {host}")
     shown = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{shown}" + (f":{port}" if port is not None else "")

@@ -7,12 +7,18 @@ answer that stalls the loop, and the admin token sent to an address a redirect c
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
+from ipaddress import ip_address
 from typing import Any, cast
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
 from pydantic import ValidationError
 
+from control.fetch import is_allowed
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
 from fleet.messages import Assignment, GatewayStatus, UsageAck, UsagePage
 
@@ -22,10 +28,31 @@ MAX_COUNTER = 2**53 - 1_000_000
 MAX_SHOWN_CHARACTERS = 500
 
 
+class GuardedResolver(AbstractResolver):
+    """Resolves host names and leaves out addresses nobody may be sent the admin token at."""
+
+    def __init__(self) -> None:
+        self._inner = ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        allowed = [one for one in found if is_allowed(ip_address(one["host"].partition("%")[0]))]
+        if not allowed:
+            raise OSError(errno.EHOSTUNREACH, f"{host} stands for no address that may be called")
+        return allowed
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
 def new_session() -> aiohttp.ClientSession:
     """Return a session for calls to gateways. Open it in the event loop that uses it; close it there."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, limit_per_host=4, ttl_dns_cache=10),
+        connector=aiohttp.TCPConnector(
+            limit=0, limit_per_host=4, ttl_dns_cache=10, resolver=GuardedResolver()
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         auto_decompress=False,

@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from control import assignments, lease, queries_policy
+from control.assignments import Target
 from control.conditions import Desired, Known, Refusal
 from control.database import session_scope
 from control.deps import Deps
@@ -155,7 +156,7 @@ def _places(session: Session, deps: Deps, now: datetime) -> list[Place]:
 def _place(
     name: str,
     url: str,
-    built: Mapping[int, dict[str, Assignment] | Refusal],
+    built: Mapping[int, dict[str, Target] | Refusal],
     wanted: int | None,
     generation: int | None,
     given_digest: str | None,
@@ -166,8 +167,8 @@ def _place(
     return Place(
         name=name,
         url=url,
-        target=target,
-        digest=target.digest() if target else None,
+        target=target.assignment if target else None,
+        digest=target.digest if target else None,
         refusal=made if isinstance(made, Refusal) else None,
         refused_revision=wanted if isinstance(made, Refusal) else None,
         generation=generation,
@@ -178,13 +179,13 @@ def _place(
 
 def _built(
     session: Session, deps: Deps, now: datetime, numbers: set[int], names: Sequence[str]
-) -> dict[int, dict[str, Assignment] | Refusal]:
+) -> dict[int, dict[str, Target] | Refusal]:
     """Return assignments by revision, or why a revision cannot be sent (it came past the commands)."""
     if not numbers:
         return {}
     nodes, keys = _nodes(session), _credentials(session)
     spent = deps.spend(session, now)
-    built: dict[int, dict[str, Assignment] | Refusal] = {}
+    built: dict[int, dict[str, Target] | Refusal] = {}
     for number in sorted(numbers):
         found = queries_policy.revision(session, number)
         try:
@@ -194,7 +195,7 @@ def _built(
             built[number] = Refusal(None, message, exc.field)
             continue
         over = [name for name in policy.tenants if _is_over(policy, name, spent)]
-        built[number] = assignments.build(policy, number, names, nodes, keys, over)
+        built[number] = deps.targets.of(policy, number, names, nodes, keys, over)
     return built
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.assignments import SPLIT_FIELDS, build, content, must_give_up, must_wait, stamp
+from control.assignments import SPLIT_FIELDS, Targets, build, content, must_give_up, must_wait, stamp
 from fleet.errors import Conflict
 from fleet.messages import Assignment, Credential, NodeTarget, TenantShare, parse_assignment
 from fleet.policy import Policy, default_policy, parse
@@ -117,3 +117,24 @@ def test_pushing_whoever_need_not_wait_never_exceeds_the_larger_of_both_totals(
     for name in wanted.keys() - must_wait(wanted, held):
         after = held | {name: wanted[name]}
         assert total(after) <= max(total(wanted), total(held))
+
+
+def test_a_build_is_kept_until_something_it_was_made_from_changes() -> None:
+    targets = Targets()
+    made = policy(601, "acme")
+    first = targets.of(made, 3, ["gw-1", "gw-2"], NODES, KEYS, [])
+    assert targets.of(policy(601, "acme"), 3, ["gw-2", "gw-1"], NODES[::-1], KEYS, []) is first
+    fresh = build(made, 3, ["gw-1", "gw-2"], NODES, KEYS, [])
+    assert {name: target.digest for name, target in first.items()} == {
+        name: one.digest() for name, one in fresh.items()
+    }
+    changed = [
+        targets.of(policy(602, "acme"), 3, ["gw-1", "gw-2"], NODES, KEYS, []),
+        targets.of(made, 4, ["gw-1", "gw-2"], NODES, KEYS, []),
+        targets.of(made, 3, ["gw-1"], NODES, KEYS, []),
+        targets.of(made, 3, ["gw-1", "gw-2"], [NODES[0]], KEYS, []),
+        targets.of(made, 3, ["gw-1", "gw-2"], NODES, [], []),
+        targets.of(made, 3, ["gw-1", "gw-2"], NODES, KEYS, ["acme"]),
+    ]
+    digests = {first["gw-1"].digest} | {one["gw-1"].digest for one in changed}
+    assert len(digests) == 7
