@@ -8,9 +8,11 @@ Prevents: exponentials that overflow deep in overload, and 0/0 at exactly rho = 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fleet.erlang import erlang_b
 from fleet.errors import InvalidInput
@@ -18,6 +20,9 @@ from fleet.errors import InvalidInput
 _CHUNK = 4096
 _NEGLIGIBLE = 45.0  # e^-45 of the largest term is below double precision
 _MAX_TERMS = 20_000_000
+_NEVER = 1e-300  # less than this share ever finds all servers busy
+
+Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +37,39 @@ class Impatient:
 def erlang_a(lam: float, mu: float, c: int, theta: float) -> Impatient:
     """Return M/M/c with exponential patience of rate `theta` > 0 (1/s).
 
-    Source: Palm (1957); birth-death weights relative to state c, the first c states being 1 / B_c.
+    Source: Palm (1957); birth-death weights walked outward from the likeliest queue, the states with a free
+    server weighing 1 / B_c - 1 times the empty queue.
     """
     if theta <= 0:
         raise InvalidInput(f"theta is {theta}: patience must be finite; use mmc without it", field="theta")
     blocking = erlang_b(lam / mu, c)
-    if blocking == 0:
+    if blocking < _NEVER:
         return Impatient(0.0, 0.0, 0.0)
-    log_below = math.log(1 / blocking - 1) if blocking < 1 else -math.inf
-    logs: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = [np.zeros(1)]
-    last, largest, start = 0.0, 0.0, 1
-    while True:
-        waiting = np.arange(start, start + _CHUNK, dtype=np.float64)
-        chunk = last + np.cumsum(math.log(lam) - np.log(c * mu + waiting * theta))
-        logs.append(chunk)
-        last, largest, start = float(chunk[-1]), max(largest, float(chunk.max())), start + _CHUNK
-        if last < largest - _NEGLIGIBLE and c * mu + start * theta > lam:
-            break
-        if start > _MAX_TERMS:
-            raise InvalidInput(f"theta {theta} is too small for lambda {lam}", field="theta")
-    weights_log = np.concatenate(logs)
-    shift = max(largest, log_below)
-    weights = np.exp(weights_log - shift)
-    total = math.exp(log_below - shift) + float(weights.sum())
-    queue = float((np.arange(weights.size) * weights).sum()) / total
+    full = c * mu
+    peak = max(0, math.floor((lam - full) / theta))  # the likeliest number waiting
+    up = _log_weights(lambda n: math.log(lam) - np.log(full + (peak + n) * theta), None)
+    down = _log_weights(lambda n: np.log(full + (peak + 1 - n) * theta) - math.log(lam), peak)
+    waiting = np.concatenate((peak - np.arange(down.size, 0, -1), [peak], peak + np.arange(1, up.size + 1)))
+    weights = np.exp(np.concatenate((down[::-1], [0.0], up)))
+    total = float(weights.sum())
+    if down.size == peak:  # the walk reached an empty queue: states with a free server count too
+        total += float(weights[0]) * (1 / blocking - 1)
+    queue = float((waiting * weights).sum()) / total
     return Impatient(theta * queue / lam, queue, queue / lam)
+
+
+def _log_weights(step: Callable[[Vector], Vector], count: int | None) -> Vector:
+    """Return the running sum of `step(1), step(2), ...` until it is negligible, at most `count` terms."""
+    chunks: list[Vector] = []
+    last, done = 0.0, 0
+    while last > -_NEGLIGIBLE and (count is None or done < count):
+        if done > _MAX_TERMS:
+            raise InvalidInput("patience is too long for this load to be summed", field="theta")
+        size = _CHUNK if count is None else min(_CHUNK, count - done)
+        chunk = last + np.cumsum(step(np.arange(done + 1, done + size + 1, dtype=np.float64)))
+        chunks.append(chunk)
+        last, done = float(chunk[-1]), done + size
+    return np.concatenate(chunks) if chunks else np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,28 @@ def test_fixed_timeout_is_continuous_through_rho_one():
     assert at[2] == pytest.approx(at[1], rel=1e-8)
 
 
+@pytest.mark.parametrize("lam", [4.0, 14.9, 15.0, 15.1, 60.0])
+def test_those_who_leave_are_those_nobody_serves(lam):
+    # plain sums over 8000 states, where no weight overflows: at 60/s the queue is 4500 +- 80
+    mu, c, theta = 3.0, 5, 0.01
+    logs = [0.0]
+    for n in range(1, 8000):
+        logs.append(logs[-1] + math.log(lam / (min(n, c) * mu + max(0, n - c) * theta)))
+    weights = [math.exp(value - max(logs)) for value in logs]
+    total = sum(weights)
+    queue = sum(max(0, n - c) * w for n, w in enumerate(weights)) / total
+    params = {"lam": lam, "mu": mu, "c": c, "theta": theta}
+    assert calculate("erlang_a", params, "Lq").value == pytest.approx(queue, rel=1e-9)
+    assert calculate("erlang_a", params, "p_abandon").value == pytest.approx(theta * queue / lam, rel=1e-9)
+
+
+def test_very_patient_crowds_are_summed_around_their_peak():
+    # fluid: (lambda - c mu) / theta wait, here 5.8e7 of them; the noise is a ten-thousandth of that
+    params = {"lam": 585.0, "mu": 0.01, "c": 3000, "theta": 6.1e-6}
+    queue = calculate("erlang_a", params, "Lq").value
+    assert queue == pytest.approx((585 - 30) / 6.1e-6, rel=1e-3)
+
+
 def test_fixed_timeout_mean_is_the_area_under_its_tail():
     # E[wait] = integral of P(wait > t) over 0..D, here by Simpson's rule on 2000 steps
     base = {"lam": 13, "mu": 3, "c": 5, "D": 1.5}
