@@ -236,8 +236,10 @@ def test_refusals_of_every_kind_burn_nothing(gateway: GatewayProcess, engine: Fa
             assert int(response.headers["retry-after-ms"]) >= 1
             assert {"limit_name", "limit", "used"} <= response.json()["error"].keys()
             assert any(name.startswith("x-ratelimit-limit-") for name in response.headers)
-        assert gateway.push(assignment([engine], generation=9)).status_code == 200
-        large = client.post("/v1/chat/completions", json=chat(max_tokens=10_000_000))
+        # One hundredth of 0.85 x 4,000 blocks of 16 tokens is 544; 40,000 bytes are far more.
+        document = assignment([engine], generation=9, kv_share_ratio=0.01)
+        assert gateway.push(document).status_code == 200
+        large = client.post("/v1/chat/completions", json=chat("word " * 8_000))
         assert (large.status_code, large.json()["error"]["code"]) == (413, "rejected_too_large")
     assert engine.served == []
     assert gateway.usage() == []
