@@ -1,7 +1,7 @@
 """How long one admission decision takes, and whether it stays flat.
 
-Times are microseconds of processor time, medians of rounds; growth is a ratio to the smallest case. Prints one
-JSON object. Prevents: a gate that is fast in an empty test and slow in front of a full queue.
+Times are microseconds of processor time, medians of rounds; growth is a ratio to the smallest case. Prints
+one JSON object. Prevents: a gate that is fast in an empty test and slow in front of a full queue.
 
     python -m benchmarks.gate [--rounds 31] [--nodes 12]
 """
@@ -77,12 +77,9 @@ class Bench:
         self.leases: list[Dispatch | Started] = []
         self.gate.apply(assignment(tenants, nodes), 0.0)
         self.observe()
-        if queued:
-            while self.gate.snapshot(0.0).queues[Tier.BEST_EFFORT].requests * 3 < queued:
-                self.offer()
-        else:
-            for _ in range(nodes * 200):
-                self.offer()
+        waiting = 0
+        while waiting < queued or (not queued and len(self.leases) < nodes * 200):
+            waiting += not self.offer()
 
     def observe(self) -> None:
         """See all nodes."""
@@ -92,12 +89,13 @@ class Bench:
         )
         self.leases += [one for one in self.gate.poll(self.now_s) if isinstance(one, Started)]
 
-    def offer(self) -> None:
-        """Offer one more request."""
+    def offer(self) -> bool:
+        """Offer one more request; say whether it started."""
         self.number += 1
         decision = self.gate.offer(request(self.number, self.tenants, self.rng), self.now_s)
         if isinstance(decision, Dispatch):
             self.leases.append(decision)
+        return isinstance(decision, Dispatch)
 
     def round_us(self) -> float:
         """Return microseconds for one offer, one release and the poll after it, mean of a round."""

@@ -15,7 +15,7 @@ from fleet.drain import DrainMeter
 from fleet.fairqueue import FairQueue, LaneKey, lane_of
 from fleet.offers import Ticket
 from fleet.outcomes import TIERS, Tier
-from fleet.placement import Need, Placement
+from fleet.placement import Placement
 from fleet.policy import Policy
 
 
@@ -25,38 +25,23 @@ class Backlog:
     def __init__(self, placement: Placement) -> None:
         self.queue = FairQueue()
         self._placement = placement
-        self._class_ratios: dict[str, float] = {}
         self._is_fifo = False
         self._parked: dict[tuple[Tier, LaneKey], Ticket] = {}
         self._meters: dict[str, DrainMeter] = {}
 
     def apply(self, policy: Policy) -> None:
-        """Take in weights, order and size classes. What waits keeps its place."""
+        """Take in weights and order. What waits keeps its place."""
         self.queue.set_weights({tier: policy.tiers[tier].weight for tier in TIERS})
-        self._class_ratios = {one.name: one.kv_share_ratio for one in policy.admission.size_classes}
         self._is_fifo = policy.admission.order == "fifo"
-
-    def need(self, ticket: Ticket) -> Need:
-        """Return what a request asks of a node under the policy in force."""
-        request = ticket.request
-        ratio = self._class_ratios.get(ticket.size_class, 1.0) if ticket.size_class is not None else 1.0
-        return Need(
-            request.model,
-            ticket.tier,
-            ticket.tokens,
-            ticket.size_class,
-            ratio,
-            request.prefix_key,
-            request.avoid,
-        )
 
     def place(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
         """Return the node a request could start on now; None when none has room."""
-        keep_free: tuple[Need, ...] = ()
+        if not self._placement.may_have_room(ticket):
+            return None
+        keep_free: list[Ticket] = []
         if self._parked:
-            parked = self._parked.values()
-            keep_free = tuple(self.need(one) for one in parked if not self._may_pass(ticket, one))
-        return self._placement.choose(self.need(ticket), keep_free, now_s)
+            keep_free = [one for one in self._parked.values() if not self._may_pass(ticket, one)]
+        return self._placement.choose(ticket, keep_free, now_s)
 
     def _may_pass(self, ticket: Ticket, parked: Ticket) -> bool:
         """Say whether `ticket` may start on a node that `parked` could use.
@@ -106,7 +91,7 @@ class Backlog:
         if not ticket.is_parked:
             self.queue.charge_tenant(ticket, in_turn=tenant_in_turn)
         for parked in self._parked.values():
-            if parked.tier is ticket.tier and self._placement.may_use(self.need(parked), book):
+            if parked.tier is ticket.tier and self._placement.may_use(parked, book):
                 parked.passed_tokens += ticket.tokens
 
     def starts(self, now_s: float) -> Iterator[tuple[Ticket, NodeBudget]]:

@@ -8,6 +8,7 @@ state is unknown being taken for an empty one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleet.messages import NodeTarget
@@ -26,6 +27,23 @@ class Shares:
     kv_share_ratio: float
 
 
+class Pool:
+    """Nodes that serve the same requests, cheapest rank first.
+
+    `most_room` is at least the room of its roomiest node: what needs more need not look.
+    """
+
+    __slots__ = ("groups", "most_room")
+
+    def __init__(self, groups: list[list[NodeBudget]]) -> None:
+        self.groups = groups
+        self.most_room = -1
+
+    def __iter__(self) -> Iterator[NodeBudget]:
+        for group in self.groups:
+            yield from group
+
+
 class NodeBudget:
     """One node's book: own reservations against budget and live state."""
 
@@ -41,7 +59,9 @@ class NodeBudget:
         "name",
         "others_requests",
         "per_token",
+        "pools",
         "requests",
+        "room",
         "seed",
         "seen_at_s",
         "shares",
@@ -69,6 +89,8 @@ class NodeBudget:
         self.limit_tokens = 0
         self.limit_requests = 0
         self.closed_because: str | None = "not seen yet"
+        self.room = -1  # tokens that fit now; -1: not even an empty request does
+        self.pools: list[Pool] = []
 
     def assign(self, target: NodeTarget | None, shares: Shares) -> None:
         """Take in what the assignment says; None: the node is no longer ours. Leases stay."""
@@ -99,12 +121,14 @@ class NodeBudget:
         self.closed_because = self._reason_closed(is_declared)
         if self.closed_because is not None or state is None or capacity is None:
             self.limit_tokens = self.limit_requests = 0
+            self.room = -1
             return
         measured = int((state.kv_used_ratio or 0.0) * capacity)  # None only where capacity is declared
         others_tokens = max(0, measured - self._own_tokens_seen)
         live_limit = int(capacity * self.shares.kv_target_ratio) - others_tokens
         self.limit_tokens = min(self.budget_tokens or 0, live_limit)
         self._refresh_requests(state)
+        self._count_room()
 
     def _budget_of(self, capacity: int | None) -> int | None:
         if capacity is None:
@@ -144,13 +168,15 @@ class NodeBudget:
         """Say whether the node takes work at all: known, healthy, seen within `STALE_AFTER_S`."""
         return self.closed_because is None and now_s - self.seen_at_s <= STALE_AFTER_S
 
-    def has_room(self, tokens: int, size_class: str | None, class_ratio: float) -> bool:
-        """Say whether `tokens` more fit now. Does not ask whether the node is open."""
-        if self.tokens + tokens > self.limit_tokens or self.requests >= self.limit_requests:
-            return False
-        return size_class is None or self._class_has_room(tokens, size_class, class_ratio)
+    def _count_room(self) -> None:
+        room = self.limit_tokens - self.tokens
+        self.room = room = room if room >= 0 and self.requests < self.limit_requests else -1
+        for pool in self.pools:
+            if room > pool.most_room:
+                pool.most_room = room
 
-    def _class_has_room(self, tokens: int, size_class: str, class_ratio: float) -> bool:
+    def class_has_room(self, tokens: int, size_class: str, class_ratio: float) -> bool:
+        """Say whether a size class may hold `tokens` more here."""
         return self.held_by_class.get(size_class, 0) + tokens <= self.largest(class_ratio)
 
     def largest(self, class_ratio: float) -> int:
@@ -165,6 +191,7 @@ class NodeBudget:
     def grow(self, tokens: int, size_class: str | None) -> None:
         """Hold more tokens for a request already held: it answers longer than reserved."""
         self.tokens += tokens
+        self._count_room()
         if size_class is not None:
             self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
 
@@ -172,12 +199,9 @@ class NodeBudget:
         """Return one request's tokens, exactly as booked."""
         self.requests -= 1
         self.tokens -= tokens
+        self._count_room()
         if size_class is not None:
-            left = self.held_by_class[size_class] - tokens
-            if left:
-                self.held_by_class[size_class] = left
-            else:
-                del self.held_by_class[size_class]
+            self.held_by_class[size_class] -= tokens
 
     def use(self, now_s: float) -> NodeUse:
         """Return what is held and why the node is closed, if it is."""

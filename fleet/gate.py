@@ -180,6 +180,7 @@ class Gate:
             size_class=None if size_class is None else size_class.name,
             prompt_tokens=request.prompt_tokens,
             output_tokens=output_tokens,
+            tokens=tokens,
             arrived_at_s=now_s,
             deadline_s=now_s + self._tiers[tier].queue_timeout_s,
             key=key,
@@ -187,15 +188,14 @@ class Gate:
 
     def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when no node can serve the request, however long it waits."""
-        need = self._backlog.need(ticket)
-        outlook = self._placement.outlook(need, now_s)
+        outlook = self._placement.outlook(ticket, now_s)
         if outlook is Outlook.LATER:
             return None
         model = ticket.request.model
         if outlook is Outlook.NO_NODES:
             reason = f"no node takes {ticket.tier} requests for {model} now"
             return self._refusals.refuse(Outcome.NO_NODES, reason)
-        largest = self._placement.largest_tokens(need)
+        largest = self._placement.largest_tokens(ticket)
         reason = (
             f"the request needs {ticket.tokens} tokens ({ticket.prompt_tokens} prompt, "
             f"{ticket.output_tokens} output); the largest node budget for {model} is {largest}"

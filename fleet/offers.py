@@ -76,17 +76,13 @@ class Ticket:
     size_class: str | None
     prompt_tokens: int
     output_tokens: int
+    tokens: int  # what will be booked: prompt + reserved output
     arrived_at_s: float
     deadline_s: float  # evicted when it has not started by then
     key: float  # order inside its flow; smaller starts first
     is_waiting: bool = True
     is_parked: bool = False  # it was next and did not fit; others may pass it, within bounds
     passed_tokens: int = 0  # started past it, since it was parked, on nodes that serve its model
-
-    @property
-    def tokens(self) -> int:
-        """Return what will be booked: prompt + reserved output."""
-        return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
-from fleet.budget import NodeBudget, Shares
+from fleet.budget import STALE_AFTER_S, NodeBudget, Pool, Shares
 from fleet.messages import Assignment, NodeTarget
-from fleet.offers import NodeState
+from fleet.offers import NodeState, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.policy import Routing, SizeClass
 
@@ -29,19 +29,6 @@ class Outlook(Enum):
     LATER = "later"
     TOO_LARGE = "too_large"
     NO_NODES = "no_nodes"
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a request asks of a node."""
-
-    model: str
-    tier: Tier
-    tokens: int
-    size_class: str | None
-    class_ratio: float
-    prefix_key: str | None = None
-    avoid: tuple[str, ...] = ()
 
 
 def price_rank(target: NodeTarget, tier: Tier, routing: Routing) -> int | None:
@@ -88,34 +75,50 @@ class Placement:
 
     def __init__(self) -> None:
         self._books: dict[str, NodeBudget] = {}
-        self._candidates: dict[tuple[str, Tier], list[tuple[int, NodeBudget]]] = {}
-        self._names: dict[tuple[str, Tier], set[str]] = {}
+        self._pools: dict[tuple[str, Tier], Pool] = {}
+        self._class_ratios: dict[str, float] = {}
         self._routing = Routing()
-        self._turn = 0
 
     def __iter__(self) -> Iterator[NodeBudget]:
         return iter(self._books.values())
 
     def apply(self, assignment: Assignment) -> None:
         """Take in nodes, shares and routing rules. Books of vanished nodes stay until they are empty."""
-        self._routing = assignment.policy.routing
-        shares = Shares(assignment.policy.admission.kv_target_ratio, assignment.kv_share_ratio)
+        policy = assignment.policy
+        self._routing = policy.routing
+        self._class_ratios = {one.name: one.kv_share_ratio for one in policy.admission.size_classes}
         targets = {target.name: target for target in assignment.nodes}
         for name in targets.keys() - self._books.keys():
             self._books[name] = NodeBudget(name, hash_of(name))
+        self._pools = self._made_pools(assignment)
+        pools = set(self._pools.values())
+        shares = Shares(policy.admission.kv_target_ratio, assignment.kv_share_ratio)
         for name, book in list(self._books.items()):
+            book.pools = [pool for pool in pools if book in pool]
             book.assign(targets.get(name), shares)
-            if book.target is None and book.requests == 0:
-                del self._books[name]
-        self._candidates = {}
+            self.forget_if_empty(book)
+
+    def _made_pools(self, assignment: Assignment) -> dict[tuple[str, Tier], Pool]:
+        """Return the pool of each (model, tier); those with the same nodes in the same order are one."""
+        ranked: dict[tuple[str, Tier], list[tuple[int, str]]] = {}
         for target in assignment.nodes:
+            ranks = [(tier, price_rank(target, tier, self._routing)) for tier in TIERS]
             for model in target.models:
-                for tier in TIERS:
-                    rank = price_rank(target, tier, self._routing)
+                for tier, rank in ranks:
                     if rank is not None:
-                        listed = self._candidates.setdefault((model, tier), [])
-                        listed.append((rank, self._books[target.name]))
-        self._names = {key: {book.name for _, book in listed} for key, listed in self._candidates.items()}
+                        ranked.setdefault((model, tier), []).append((rank, target.name))
+        # Equal nodes are tried from another start by each gateway, or all would open on the same one.
+        turn = hash_of(assignment.gateway)
+        made: dict[tuple[tuple[int, str], ...], Pool] = {}
+        pools: dict[tuple[str, Tier], Pool] = {}
+        for key, listed in ranked.items():
+            start = turn % len(listed)
+            order = tuple(sorted(listed[start:] + listed[:start], key=lambda one: one[0]))
+            if order not in made:
+                groups = [[self._books[name] for _, name in group] for _, group in groupby(order, _rank)]
+                made[order] = Pool(groups)
+            pools[key] = made[order]
+        return pools
 
     def observe(self, states: Iterable[NodeState]) -> None:
         """Take in polled states; names that are not ours are ignored."""
@@ -137,37 +140,67 @@ class Placement:
         """Say whether any node takes work."""
         return any(book.is_open(now_s) for book in self._books.values())
 
-    def choose(self, need: Need, keep_free: Sequence[Need], now_s: float) -> NodeBudget | None:
+    def _ratio(self, ticket: Ticket) -> float:
+        return 1.0 if ticket.size_class is None else self._class_ratios.get(ticket.size_class, 1.0)
+
+    def may_have_room(self, ticket: Ticket) -> bool:
+        """Say whether looking for a node is worth it: False is sure, True is not. O(1)."""
+        pool = self._pools.get((ticket.request.model, ticket.tier))
+        return pool is not None and ticket.tokens <= pool.most_room
+
+    def choose(self, ticket: Ticket, keep_free: Sequence[Ticket], now_s: float) -> NodeBudget | None:
         """Return the node to send to now, or None when none has room. O(nodes).
 
-        Nodes that a request in `keep_free` waits for are left out. Nodes in `need.avoid` come last.
+        Nodes that a request in `keep_free` waits for are left out. Nodes in `avoid` come last.
         """
-        fitting = self._fitting(need, keep_free, now_s)
-        if not fitting:
+        request = ticket.request
+        pool = self._pools.get((request.model, ticket.tier))
+        if pool is None:
             return None
-        if need.avoid:
-            fitting = [one for one in fitting if one[1].name not in need.avoid] or fitting
-        first_rank = min(rank for rank, _ in fitting)
-        books = [book for rank, book in fitting if rank == first_rank]
-        self._turn += 1  # ties go round, or every gateway's first request goes to the same node
+        for avoid in (request.avoid, ()) if request.avoid else ((),):
+            for group in pool.groups:
+                books = [
+                    book
+                    for book in group
+                    if book.room >= ticket.tokens and now_s - book.seen_at_s <= STALE_AFTER_S
+                ]
+                if books and (keep_free or avoid or ticket.size_class is not None):
+                    books = [book for book in books if self._may_take(book, ticket, keep_free, avoid)]
+                if books:
+                    return self._best(books, request.prefix_key)
+        if not keep_free and ticket.size_class is None:
+            pool.most_room = max(book.room for book in pool)
+        return None
+
+    def _may_take(
+        self, book: NodeBudget, ticket: Ticket, keep_free: Sequence[Ticket], avoid: tuple[str, ...]
+    ) -> bool:
+        if book.name in avoid:
+            return False
+        size_class = ticket.size_class
+        if size_class is not None and not book.class_has_room(
+            ticket.tokens, size_class, self._ratio(ticket)
+        ):
+            return False
+        return not any(self._is_kept(book, ticket, one) for one in keep_free)
+
+    def _is_kept(self, book: NodeBudget, ticket: Ticket, waiting: Ticket) -> bool:
+        """Say whether `waiting` waits for the room that `ticket` would take on `book`'s node.
+
+        One that waits for its own size class only, while the node has room, is not kept from by others.
+        """
+        if waiting.size_class != ticket.size_class and book.room >= waiting.tokens:
+            return False
+        return self.may_use(waiting, book)
+
+    def _best(self, books: list[NodeBudget], prefix_key: str | None) -> NodeBudget:
         if len(books) == 1:
             return books[0]
-        if need.prefix_key is not None and self._routing.prefix_affinity:
-            return self._home(need.prefix_key, books)
-        start = self._turn % len(books)
-        books = books[start:] + books[:start]
+        if prefix_key is not None and self._routing.prefix_affinity:
+            return self._home(prefix_key, books)
         if self._routing.strategy == "kv_room":
             return max(books, key=_room)
         return min(books, key=_load)
-
-    def _fitting(self, need: Need, keep_free: Sequence[Need], now_s: float) -> list[tuple[int, NodeBudget]]:
-        return [
-            ranked
-            for ranked in self._candidates.get((need.model, need.tier), ())
-            if ranked[1].is_open(now_s)
-            and ranked[1].has_room(need.tokens, need.size_class, need.class_ratio)
-            and not (keep_free and self._is_kept(ranked[1], need, keep_free))
-        ]
 
     def _home(self, prefix_key: str, books: list[NodeBudget]) -> NodeBudget:
         """Return the highest-weighted node that is not hot.
@@ -181,12 +214,12 @@ class Placement:
         cool = [book for book in books if _load(book) <= cap] or [min(books, key=_load)]
         return max(cool, key=lambda book: affinity(prefix_hash, book.seed))
 
-    def outlook(self, need: Need, now_s: float) -> Outlook:
-        """Say whether `need` could ever fit: on an open node, or at least on a node now closed."""
-        fits_closed = False
-        any_open = False
-        for _, book in self._candidates.get((need.model, need.tier), ()):
-            fits = need.tokens <= book.largest(need.class_ratio)
+    def outlook(self, ticket: Ticket, now_s: float) -> Outlook:
+        """Say whether it could ever fit: on an open node, or at least on a node now closed."""
+        ratio = self._ratio(ticket)
+        fits_closed = any_open = False
+        for book in self._pools.get((ticket.request.model, ticket.tier), ()):
+            fits = ticket.tokens <= book.largest(ratio)
             if book.is_open(now_s):
                 any_open = True
                 if fits:
@@ -194,26 +227,19 @@ class Placement:
             fits_closed = fits_closed or fits
         return Outlook.TOO_LARGE if any_open and not fits_closed else Outlook.NO_NODES
 
-    def largest_tokens(self, need: Need) -> int:
-        """Return the largest request any candidate could hold, in tokens, for the refusal's message."""
-        books = self._candidates.get((need.model, need.tier), ())
-        return max((book.largest(need.class_ratio) for _, book in books), default=0)
+    def largest_tokens(self, ticket: Ticket) -> int:
+        """Return the largest request of its class any node could hold, in tokens."""
+        pool = self._pools.get((ticket.request.model, ticket.tier), ())
+        return max((book.largest(self._ratio(ticket)) for book in pool), default=0)
 
-    def may_use(self, need: Need, book: NodeBudget) -> bool:
-        """Say whether `need` could ever run on `book`'s node."""
-        names = self._names.get((need.model, need.tier))
-        return names is not None and book.name in names and need.tokens <= book.largest(need.class_ratio)
+    def may_use(self, ticket: Ticket, book: NodeBudget) -> bool:
+        """Say whether it could ever run on `book`'s node."""
+        pool = self._pools.get((ticket.request.model, ticket.tier))
+        return pool in book.pools and ticket.tokens <= book.largest(self._ratio(ticket))
 
-    def _is_kept(self, book: NodeBudget, need: Need, keep_free: Sequence[Need]) -> bool:
-        """Say whether a request waits for the room that `need` would take on `book`'s node.
 
-        One that waits for its own size class only, while the node has room, is not kept from by others.
-        """
-        return any(
-            self.may_use(one, book)
-            and (one.size_class == need.size_class or not book.has_room(one.tokens, None, 1.0))
-            for one in keep_free
-        )
+def _rank(ranked: tuple[int, str]) -> int:
+    return ranked[0]
 
 
 def _load(book: NodeBudget) -> float:
@@ -222,4 +248,4 @@ def _load(book: NodeBudget) -> float:
 
 
 def _room(book: NodeBudget) -> int:
-    return book.limit_tokens - book.tokens
+    return book.room
