@@ -187,11 +187,12 @@ def apply(
     """
     timers = {
         (row.rule, row.scope, row.subject): _state(row.machine)
-        for row in session.scalars(select(AlertTimerRow))
+        for row in session.scalars(select(AlertTimerRow).execution_options(populate_existing=True))
     }
+    unresolved = select(AlertRow).where(_UNRESOLVED).with_for_update()
     alerts = {
         (row.rule, row.scope, row.subject): row
-        for row in session.scalars(select(AlertRow).where(_UNRESOLVED).with_for_update())
+        for row in session.scalars(unresolved.execution_options(populate_existing=True))
     }
     changes: list[Change] = []
     kept: dict[Key, AlarmState] = {}
