@@ -106,7 +106,7 @@ def quantile(histogram: Histogram, q: float) -> Quantile | None:
     estimate = lo if is_censored else hi if lo == -inf else lo + (hi - lo) * min(1.0, max(0.0, share))
     rank_lo, rank_hi = rank_interval(count, q)
     ci_lo = _bounds(histogram, _bucket_of(running, max(1, rank_lo)))[0]
-    ci_hi = inf if rank_hi > count else _bounds(histogram, _bucket_of(running, rank_hi))[1]
+    ci_hi = _bounds(histogram, _bucket_of(running, rank_hi))[1]  # a rank past the last: unbounded
     return Quantile(q, estimate, lo, hi, is_censored, count, rank_lo, rank_hi, ci_lo, ci_hi)
 
 

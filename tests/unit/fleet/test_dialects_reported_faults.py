@@ -248,6 +248,7 @@ def test_14_two_writers_are_not_endless_restarts():
 
     assert two_writers([page(n) for n in (10, 4, 11, 5)])
     assert not two_writers([page(n) for n in (10, 12, 3, 5)])  # one restart
+    assert not two_writers([page(n) for n in (10, 4, 11, 12)])  # one restart, then busy
     assert not two_writers([page(n) for n in (10, 4, 2, 1)])  # a crash loop
     assert not two_writers([page(n) for n in (10, 11, 12, 13)])
 

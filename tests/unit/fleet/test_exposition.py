@@ -168,8 +168,14 @@ def test_a_remembered_layout_sees_every_change():
         ("} 1", "} 1 1700000000"),
         ("} 2", "} "),
     ):
+        read(page)
         changed = page.replace(old, new)
         assert flat(read(changed)) == by_oracle(changed, WANTED_PREFIXES), (old, new)
+
+
+def test_lines_with_blanks_in_front_are_read_every_time():
+    text = "vllm:a 1\n  vllm:b 2\n"
+    assert flat(read(text)) == flat(read(text)) == {("vllm:a", frozenset()): 1, ("vllm:b", frozenset()): 2}
 
 
 HOSTILE = {

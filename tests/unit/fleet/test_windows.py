@@ -116,6 +116,15 @@ def test_a_fall_of_any_counter_is_a_restart_where_no_start_time_is_given():
     assert (got.restarted, got.generation_tokens, got.prompt_tokens) == (True, 200, 40)
 
 
+def test_a_reason_that_goes_away_is_a_restart():
+    # a page that shows a series at its first event forgets it only with its process
+    before = replace(made(generation_tokens=10, finished={"stop": 4}), process_start_time_s=None)
+    after = replace(made(generation_tokens=30, finished={"length": 1}), process_start_time_s=None)
+    assert only(window(before, after, 10.0)).restarted
+    damaged = replace(after, dropped=("line 9: not a number",))
+    assert not only(window(before, damaged, 10.0)).restarted
+
+
 def test_a_sum_may_fall_without_a_restart():
     # queue time -48 s: sum 10 -> -38 while count 5 -> 6 (vLLM PR 56238)
     before = made(generation_tokens=5, histograms={"queue_wait_s": Histogram((0.3,), (5, 0), 10.0)})
