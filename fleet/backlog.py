@@ -19,6 +19,17 @@ from fleet.placement import Placement
 from fleet.policy import Policy
 
 
+class _Blocked:
+    """What was found not to fit while starting what does."""
+
+    __slots__ = ("lanes", "parked", "tiers")
+
+    def __init__(self) -> None:
+        self.tiers: set[Tier] = set()
+        self.lanes: set[tuple[Tier, LaneKey]] = set()
+        self.parked: set[int] = set()
+
+
 class Backlog:
     """The queue of one gate and the rules by which it empties."""
 
@@ -99,59 +110,61 @@ class Backlog:
 
         The caller books each on its node before asking for the next.
         """
-        blocked: set[tuple[Tier, LaneKey]] = set()
-        tried: set[int] = set()
+        blocked = _Blocked()
         while self.queue.requests:
-            found = self._next_start(blocked, tried, now_s)
+            found = self._next_start(blocked, now_s)
             if found is None:
                 return
             ticket, book, in_turn = found
             self.start(ticket, book, in_turn=in_turn, now_s=now_s)
+            if ticket.is_parked:
+                blocked = _Blocked()  # what was kept from its nodes may have them now
             yield ticket, book
 
-    def _next_start(
-        self, blocked: set[tuple[Tier, LaneKey]], tried: set[int], now_s: float
-    ) -> tuple[Ticket, NodeBudget, bool] | None:
-        for tier_place, tier in enumerate(self.queue.tiers_in_turn()):
-            parked = self._next_parked(tier, tried, now_s)
+    def _next_start(self, blocked: _Blocked, now_s: float) -> tuple[Ticket, NodeBudget, bool] | None:
+        for place, tier in enumerate(self.queue.tiers_in_turn()):
+            if tier in blocked.tiers:
+                continue
+            parked = self._next_parked(tier, blocked, now_s)
             if parked is not None:
-                return *parked, tier_place == 0
-            found = self._next_head(tier, blocked, tried, now_s)
-            if found is not None:
-                ticket, book, place = found
-                return ticket, book, tier_place == 0 and place == 0
+                return *parked, place == 0
+            head = self._next_head(tier, blocked, now_s)
+            if head is not None:
+                ticket, book, is_first = head
+                return ticket, book, place == 0 and is_first
+            blocked.tiers.add(tier)
         return None
 
-    def _next_parked(self, tier: Tier, tried: set[int], now_s: float) -> tuple[Ticket, NodeBudget] | None:
+    def _next_parked(self, tier: Tier, blocked: _Blocked, now_s: float) -> tuple[Ticket, NodeBudget] | None:
         for (parked_tier, _), ticket in self._parked.items():
-            if parked_tier is tier and ticket.ticket_id not in tried:
-                tried.add(ticket.ticket_id)
+            if parked_tier is tier and ticket.ticket_id not in blocked.parked:
                 book = self.place(ticket, now_s)
                 if book is not None:
                     return ticket, book
+                blocked.parked.add(ticket.ticket_id)
         return None
 
     def _next_head(
-        self, tier: Tier, blocked: set[tuple[Tier, LaneKey]], tried: set[int], now_s: float
-    ) -> tuple[Ticket, NodeBudget, int] | None:
-        has_parked = True
-        while has_parked:
+        self, tier: Tier, blocked: _Blocked, now_s: float
+    ) -> tuple[Ticket, NodeBudget, bool] | None:
+        while True:
             has_parked = False
             for place, ticket in enumerate(self.queue.heads(tier)):
                 key = (tier, lane_of(ticket))
-                if key in blocked:
+                if key in blocked.lanes:
                     continue
                 book = self.place(ticket, now_s)
                 if book is not None:
-                    return ticket, book, place
+                    return ticket, book, place == 0
                 if key in self._parked:
-                    blocked.add(key)
+                    blocked.lanes.add(key)
                 else:
                     self.queue.park(ticket)
                     self._parked[key] = ticket
-                    tried.add(ticket.ticket_id)
+                    blocked.parked.add(ticket.ticket_id)
                     has_parked = True
-        return None
+            if not has_parked:
+                return None
 
     def expected_wait_s(self, ticket: Ticket, now_s: float) -> float | None:
         """Return how long a request about to join would wait; None without enough evidence."""

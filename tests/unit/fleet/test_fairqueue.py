@@ -9,7 +9,7 @@ import pytest
 from gate_world import Server, assignment, node, open_gate, request, tenant
 
 from fleet.gate import Dispatch, Evicted, Lease, Queued
-from fleet.outcomes import TIERS, Tier
+from fleet.outcomes import TIERS, Outcome, Tier
 
 
 def tokens_by(leases: list[Lease], name: str) -> dict[str, float]:
@@ -142,21 +142,24 @@ def test_fifo_keeps_the_order_of_arrival():
     assert [lease.request.request_id for lease in server.started][-4:] == ["r0", "r1", "r2", "r3"]
 
 
-def test_a_large_request_is_passed_by_at_most_its_own_size_and_one_more():
-    # one node of 85,000; batch asks for 40,000 while a stream of interactive ones takes each free 1,000
-    made = assignment({"acme": tenant(), "filler": tenant()})
+@pytest.mark.parametrize("rival", [{"tier": Tier.INTERACTIVE}, {"tier": Tier.BATCH, "tenant": "rival"}])
+def test_a_large_request_is_passed_by_at_most_its_own_size_and_one_more(
+    rival: dict[str, object],
+):
+    # one node of 85,000; batch asks for 40,000 while a stream of others takes each 1,000 that gets free
+    made = assignment({"acme": tenant(), "rival": tenant(), "filler": tenant()})
     server = Server(open_gate(made))
     fill(server, "filler")
     large = server.offer(request(0, tier=Tier.BATCH, prompt_tokens=39_000, max_tokens=1_000))
     assert isinstance(large, Queued)
     server.started.clear()
     number = 1
-    while server.now_s < 29 and not any(lease.tier is Tier.BATCH for lease in server.started):
+    while server.now_s < 29 and not any(lease.tokens == 40_000 for lease in server.started):
         for _ in range(2):
-            server.offer(request(number))
+            server.offer(request(number, **rival))
             number += 1
         server.step(0.05)
-    passed = sum(lease.tokens for lease in server.started if lease.tier is Tier.INTERACTIVE)
+    passed = sum(lease.tokens for lease in server.started[:-1])
     assert server.started[-1].tokens == 40_000
     assert passed <= 40_000 + 1_000
 
@@ -197,3 +200,20 @@ def test_nobody_waits_beyond_the_timeout_whatever_the_load(rng: random.Random):
     assert len(waits) == 900
     bound = {Tier.INTERACTIVE: 1.5, Tier.BATCH: 30.0, Tier.BEST_EFFORT: 30.0}
     assert all(wait <= bound[tier] + 0.1 + 1e-9 for tier, wait in waits)
+
+
+def test_what_was_kept_from_a_node_has_it_as_soon_as_the_large_one_started():
+    # 85,000 free at once: the large 40,000 and everything behind it start in the same poll
+    server = Server(open_gate(assignment({"acme": tenant(), "filler": tenant()})))
+    fill(server, "filler")
+    large = server.offer(request(0, tier=Tier.BATCH, prompt_tokens=39_000, max_tokens=1_000))
+    assert isinstance(large, Queued)
+    server.poll()
+    behind = [server.offer(request(n, tier=Tier.INTERACTIVE, max_tokens=1_900)) for n in range(20)]
+    assert all(isinstance(one, Queued) for one in behind)
+    for lease in server.running:
+        server.gate.release(
+            lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=0.1
+        )
+    server.now_s = 0.1
+    assert len(server.poll()) == 21
