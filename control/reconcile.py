@@ -223,6 +223,8 @@ def _fold(
         drift = _drift(place, looked)
         looked, refusal = _outcome(deps, looked, results.get(place.name), wanted, place, now)
         state = settled(looked, wanted, refusal, now)
+        if state.condition == "behind" and place.name in decided.pushes and place.name not in results:
+            state = replace(state, message="waits for shares that a gateway out of reach may still use")
         known[place.name] = state
         ack = _ack(place, state, wanted, refusal, drift)
         if ack is not None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
-from control import gateways, lease, queries_policy, reconcile, rollout
+from control import gateways, lease, queries_policy, reconcile, reconcile_store, rollout
 from control.commands_policy import ensure_first_revision, publish, rollback
 from control.commands_rollout import abort, pause, promote
 from control.deps import Bake, Deps, Finding, Leadership, Verdict
@@ -22,7 +22,7 @@ from control.queries_policy import GatewayState
 from control.roles import Actor, Role
 from control.tables import AckRow
 from fleet.clock import Clock, ManualClock
-from fleet.errors import StaleAssignment
+from fleet.errors import StaleAssignment, Unavailable
 from fleet.policy import default_policy
 from tests.postgres_server import FreshDatabase
 from tests.small_gateway import TOKEN, SmallGateway
@@ -430,6 +430,7 @@ def test_quotas_never_add_up_to_more_while_a_gateway_joins(
             await passes(fleet, deps, 2)
             assert sum(fleet.held("tokens_per_minute")) <= 600
             assert joining.held is None
+            assert fleet.states()["gw-3"].message.startswith("waits for shares")
             deaf.is_deaf = False
             await passes(fleet, deps, 2, step_s=15)
             assert fleet.held("tokens_per_minute") == [200, 200, 200]
@@ -552,6 +553,30 @@ def test_a_push_that_is_refused_as_stale_makes_the_sender_step_down(
         await lead(successor)
         await reconcile.tick(successor)
         assert set(fleet.conditions().values()) == {"converged"}
+
+    play(database, clock, story)
+
+
+@pytest.mark.parametrize("step", ["store_generations", "record"])
+def test_a_database_lost_at_any_step_costs_a_pass_and_nothing_else(
+    database: FreshDatabase, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(), strategy="all_at_once")
+        before = [list(place.accepted) for place in fleet.places.values()]
+
+        def lost(*_: object) -> None:
+            raise Unavailable("Postgres cannot be reached")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(reconcile_store, step, lost)
+            with pytest.raises(Unavailable):
+                await reconcile.tick(deps)
+        await passes(fleet, deps, 2)
+        assert set(fleet.conditions().values()) == {"converged"}
+        assert fleet.rollout().state == "live"
+        after = [list(place.accepted) for place in fleet.places.values()]
+        assert [len(a) - len(b) for a, b in zip(after, before, strict=True)] == [1, 1]  # one push each
 
     play(database, clock, story)
 
