@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -63,13 +66,47 @@ def test_read_prints_one_object_a_page():
 def test_every_page_is_read_and_a_bad_one_shows_in_the_exit_code(tmp_path: Path):
     (tmp_path / "page.html").write_text("<html></html>")
     missing, html = str(tmp_path / "missing"), str(tmp_path / "page.html")
-    result = run("read", missing, SATURATED, html, "http://127.0.0.1:9/metrics", str(tmp_path), "--json")
+    with socket.socket() as closed:  # bound and not listening
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/metrics"
+        result = run("read", missing, SATURATED, html, address, str(tmp_path), "--json")
     assert result.exit_code == 1
     pages = parsed(result)
     assert [p["source"] for p in pages][:3] == [missing, SATURATED, html]
     assert [p["state"] for p in pages] == ["unreadable", "ok", "not_metrics", "refused", "unreadable"]
     assert [len(p["engines"]) for p in pages] == [0, 1, 0, 0, 0]
     assert result.stderr.count("not read:") == 4
+
+
+def test_an_address_reads_like_a_file_and_shows_no_secret():
+    body = Path(RUST).read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path.startswith("/metrics") else 404)
+            self.send_header("Content-Type", "application/openmetrics-text; version=1.0.0")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            port = server.server_address[1]
+            result = run(
+                "read", f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}/metrics?key=k3y", "--json"
+            )
+        finally:
+            server.shutdown()
+            thread.join()
+    assert result.exit_code == 0
+    pages = parsed(result)
+    assert [page["engines"] for page in pages] == [parsed(run("read", RUST, "--json"))[0]["engines"]] * 2
+    assert pages[1]["source"] == f"http://127.0.0.1:{port}/metrics"
+    assert "k3y" not in result.output
 
 
 def test_a_page_without_engines_is_a_page():
@@ -116,6 +153,20 @@ def test_window_gives_increments_rates_and_honest_quantiles():
     p50 = engine["histograms"]["e2e_s"]["quantiles"]["p50"]
     assert (p50["lo"], p50["hi"], p50["too_few"], p50["censored"]) == (2.5, 5.0, False, False)
     assert set(engine["histograms"]["e2e_s"]["quantiles"]) == {"p50", "p95", "p99", "p99.9"}
+
+
+def test_a_window_of_several_ranks_has_the_node_too(tmp_path: Path):
+    body = (PAGES / "vllm-0.32.0-cpu-dp2-load.prom.txt").read_text()
+    later = body.replace(
+        'finished_reason="length",model_name="tiny"} 20.0',
+        'finished_reason="length",model_name="tiny"} 23.0',
+    )
+    (tmp_path / "a").write_text(body)
+    (tmp_path / "b").write_text(later)
+    got = parsed(run("window", str(tmp_path / "a"), str(tmp_path / "b"), "--seconds", "10", "--json"))
+    assert [e["increments"]["completed"] for e in got["engines"]] == [3, 3]
+    assert (got["node"]["engine"], got["node"]["increments"]["completed"]) == ("all", 6)
+    assert (got["node"]["end"]["running"], got["node"]["end"]["waiting"]) == (4, 29)
 
 
 def test_a_quantile_above_the_last_bucket_is_censored(tmp_path: Path):
