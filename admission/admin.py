@@ -233,7 +233,7 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         tier: QueueState(requests=queue.requests, tokens=queue.tokens, oldest_wait_s=queue.oldest_wait_s)
         for tier, queue in ((tier, snapshot.queues[tier]) for tier in TIERS)
     }
-    conditions = nodes.states()
+    conditions = nodes.conditions(snapshot.nodes)
     return GatewayStatus(
         gateway=state.settings.name,
         boot_id=state.boot_id,

@@ -135,7 +135,8 @@ class App:
 
     def _nodes_by_state(self) -> dict[tuple[str, ...], int]:
         counts = {(name,): 0 for name in _NODE_STATES}
-        for because in self._nodes.states().values():
+        snapshot = self._state.gate.snapshot(self._state.clock.monotonic_s())
+        for because in self._nodes.conditions(snapshot.nodes).values():
             name = because or "open"
             counts[(name if name in _NODE_STATES else "closed",)] += 1
         return counts

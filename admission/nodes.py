@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from admission.settings import Settings
@@ -18,7 +18,7 @@ from admission.upstream import NodeFailed, Upstream
 from fleet.clock import Clock
 from fleet.dialects import read_page
 from fleet.messages import Assignment, NodeTarget
-from fleet.offers import NodeState
+from fleet.offers import NodeState, NodeUse
 from fleet.readings import EngineReading, PageState, Reason
 
 log = logging.getLogger(__name__)
@@ -92,17 +92,19 @@ class NodeBook:
         standing = self._standings.get(name)
         return None if standing is None else standing.target
 
-    def states(self) -> dict[str, str]:
-        """Return by node why it is closed; "" while it is open."""
+    def conditions(self, gate_uses: Mapping[str, NodeUse]) -> dict[str, str]:
+        """Return by node why it takes no work; "" while it does. `gate_uses`: what the gate says."""
         now_s = self.clock.monotonic_s()
-        return {
-            name: "draining"
-            if standing.target.draining
-            else "ejected"
-            if standing.is_ejected(now_s)
-            else standing.closed_because
-            for name, standing in self._standings.items()
-        }
+        found: dict[str, str] = {}
+        for name, standing in self._standings.items():
+            use = gate_uses.get(name)
+            if standing.target.draining:
+                found[name] = "draining"
+            elif standing.is_ejected(now_s):
+                found[name] = "ejected"
+            else:
+                found[name] = standing.closed_because or (use.closed_because if use else None) or ""
+        return found
 
     # -- requests -----------------------------------------------------------------------------------
 

@@ -1,0 +1,145 @@
+"""How a gateway judges nodes: what closes one, what opens it again, and where requests go meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway_process import FakeEngine, GatewayProcess, assignment, chat, eventually
+
+
+@pytest.fixture
+def engines() -> Generator[list[FakeEngine]]:
+    with FakeEngine("node-1").serving() as first, FakeEngine("node-2").serving() as second:
+        yield [first, second]
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, engines: list[FakeEngine]) -> Generator[GatewayProcess]:
+    with GatewayProcess(tmp_path / "gw").running() as gateway:
+        gateway.push_and_open(engines)
+        yield gateway
+
+
+def usable(gateway: GatewayProcess) -> int:
+    return gateway.status()["nodes_usable"]
+
+
+def serve(gateway: GatewayProcess, count: int, text: str = "tokens=1") -> list[int]:
+    with gateway.client() as client:
+        return [client.post("/v1/chat/completions", json=chat(text)).status_code for _ in range(count)]
+
+
+def test_an_unhealthy_node_is_closed_and_opens_again(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    engines[0].is_healthy = False
+    eventually(lambda: usable(gateway) == 1)
+    assert serve(gateway, 5) == [200] * 5
+    assert engines[0].served == []
+    engines[0].is_healthy = True
+    eventually(lambda: usable(gateway) == 2)
+
+
+def test_a_node_that_hangs_is_closed_and_delays_nobody(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    engines[0].freezes_metrics = True
+    eventually(lambda: usable(gateway) == 1)
+    before = engines[1].polls
+    eventually(lambda: engines[1].polls > before + 3)
+    assert serve(gateway, 5) == [200] * 5
+    assert engines[0].served == []
+
+
+def test_missing_kv_use_closes_a_node_instead_of_reading_as_idle(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    engines[0].hides_kv = True
+    before = engines[0].polls
+    eventually(lambda: engines[0].polls > before + 2)
+    assert serve(gateway, 6) == [200] * 6
+    assert len(engines[1].served) == 6
+    assert usable(gateway) == 1
+
+
+def test_a_draining_node_gets_no_new_work_and_finishes_its_own(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    codes: list[int] = []
+    running = [
+        threading.Thread(target=lambda: codes.extend(serve(gateway, 1, "tokens=50 pause=0.02")))
+        for _ in range(2)
+    ]
+    for thread in running:
+        thread.start()
+    eventually(lambda: [engine.running for engine in engines] == [1, 1])
+    document = assignment(engines, generation=2)
+    document["nodes"][0]["draining"] = True
+    assert gateway.push(document).status_code == 200
+    assert serve(gateway, 4) == [200] * 4
+    for thread in running:
+        thread.join()
+    assert codes == [200, 200]
+    assert len(engines[0].served) == 1
+    assert {record["outcome"] for record in gateway.usage()} == {"completed"}
+
+
+def test_a_node_that_leaves_is_polled_no_more(gateway: GatewayProcess, engines: list[FakeEngine]) -> None:
+    assert gateway.push(assignment(engines[1:], generation=2)).status_code == 200
+    assert gateway.status()["nodes_total"] == 1
+    left, kept = engines[0].polls, engines[1].polls
+    eventually(lambda: engines[1].polls > kept + 4)
+    assert engines[0].polls <= left + 1  # one was perhaps on its way
+    assert serve(gateway, 2) == [200] * 2
+
+
+def test_a_node_that_fails_requests_is_ejected_and_let_in_again(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    # Each failing request visits both nodes; only one of the two may be ejected.
+    serve(gateway, 6, "fault=500")
+    assert gateway.metric("rhodeck_gateway_nodes", state="ejected") == 1
+    assert serve(gateway, 3) == [200] * 3
+    eventually(lambda: gateway.metric("rhodeck_gateway_nodes", state="ejected") == 0)
+    eventually(lambda: usable(gateway) == 2)
+
+
+def test_load_spreads_over_nodes(gateway: GatewayProcess, engines: list[FakeEngine]) -> None:
+    threads = [threading.Thread(target=serve, args=(gateway, 1, "tokens=20 pause=0.02")) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert min(len(engine.served) for engine in engines) >= 3
+
+
+def test_a_full_node_makes_requests_wait_and_a_late_one_is_refused_before_it_starts(
+    tmp_path: Path,
+) -> None:
+    # 100 blocks of 16 at 0.85 are 1,360 tokens; each request books 64 output and some prompt, 18 to 19 fit.
+    with (
+        FakeEngine("node-1", kv_blocks=100).serving() as engine,
+        GatewayProcess(tmp_path / "gw").running() as gateway,
+    ):
+        gateway.push_and_open([engine])
+        codes: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: codes.extend(serve(gateway, 1, "tokens=60 pause=0.05")))
+            for _ in range(30)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(codes) == {200, 429}
+        assert len(engine.served) == codes.count(200)  # no refused request reached the engine
+        most = 1_360 // 64
+        assert codes.count(200) <= most
+        outcomes = gateway.metric("rhodeck_gateway_requests_total", outcome="evicted_wait")
+        late = gateway.metric("rhodeck_gateway_requests_total", outcome="rejected_too_late")
+        assert outcomes + late == codes.count(429)
+        assert gateway.status()["in_flight_tokens"] == 0
