@@ -45,7 +45,8 @@ def test_a_file_has_at_most_400_lines_and_says_what_it_owns(path: Path) -> None:
     assert len(text.splitlines()) <= 400
     docstring = ast.get_docstring(ast.parse(text))
     assert docstring is not None, "no module docstring"
-    assert len(docstring) >= 40, "the docstring does not say what the module owns"
+    is_entry = path.name == "__main__.py"
+    assert is_entry or len(docstring) >= 40, "the docstring does not say what the module owns"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
@@ -114,19 +115,34 @@ def test_every_command_of_the_command_line_loads() -> None:
         assert callable(getattr(importlib.import_module(module), attribute)), target
 
 
-@pytest.mark.parametrize("module", ["control.settings", "admission.settings"])
-def test_every_setting_is_documented(module: str) -> None:
-    settings = importlib.import_module(module).Settings
-    documents = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    prefix = settings.model_config.get("env_prefix", "")
-    for name, field in settings.model_fields.items():
+def documents() -> str:
+    return "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_setting_of_the_control_plane_is_documented() -> None:
+    described = importlib.import_module("control.settings").described_settings()
+    assert len(described) > 10
+    text = documents()
+    for setting in described:
+        assert setting.description, f"{setting.variable} has no description"
+        assert f"`{setting.variable}`" in text, f"{setting.variable} is in no page of docs/"
+
+
+def test_every_setting_of_the_gateway_is_documented() -> None:
+    settings = importlib.import_module("admission.settings")
+    text = documents()
+    assert len(settings.Settings.model_fields) > 10
+    for name, field in settings.Settings.model_fields.items():
         assert field.description, f"{name} has no description"
-        variable = str(field.validation_alias or prefix + name).upper()
-        assert f"`{variable}`" in documents, f"{variable} is in no page of docs/"
+        assert f"`{settings.ENV_PREFIX}{name.upper()}`" in text, f"{name} is in no page of docs/"
 
 
 def test_every_metric_of_ours_is_documented() -> None:
-    literal = re.compile(r"[\"'](rhodeck_[a-z0-9_]+)[\"']")
-    ours = {name for path in SOURCES for name in literal.findall(path.read_text())} - {"rhodeck_reader"}
-    documents = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
-    assert {name for name in ours if name.removesuffix("_total") not in documents} == set()
+    control = importlib.import_module("control.own_metrics").ControlMetrics().page().decode()
+    gateway = importlib.import_module("admission.metrics").GatewayMetrics(0.0).page([]).decode()
+    ours = set(re.findall(r"^# TYPE (rhodeck_\w+)", control + gateway, flags=re.MULTILINE))
+    assert len(ours) > 10
+    text = documents()
+    # prometheus_client adds a *_created family to each counter and histogram.
+    unknown = {n for n in ours if not n.endswith("_created") and n.removesuffix("_total") not in text}
+    assert unknown == set()
