@@ -1,21 +1,77 @@
-"""`rhodeck tenants`: API keys of tenants.
+"""`rhodeck tenants`: a tenant's quota in one line, and API keys.
 
-A new key is printed once, on stdout and alone, so that it can go straight into a secret store. Prevents:
-a key in a log between two sentences.
+`set` publishes a revision that changes this tenant alone. A new key is printed once, on stdout and alone,
+so that it can go straight into a secret store. Prevents: a key in a log between two sentences.
 """
 
 from __future__ import annotations
 
 import click
 
-from control import queries_policy, tenant_keys
+from control import commands_policy, queries_policy, tenant_keys
 from control.cli_session import me, transaction
 from fleet.clock import SystemClock
+from fleet.outcomes import TIERS, Tier
+from fleet.policy import default_policy
 
 
 @click.group()
 def tenants() -> None:
     """Create and revoke tenants' API keys."""
+
+
+@tenants.command("set")
+@click.argument("name")
+@click.option(
+    "--tier", type=click.Choice(TIERS), default=Tier.INTERACTIVE, show_default=True, help="Its tier."
+)
+@click.option(
+    "--weight", type=click.IntRange(1), default=1, show_default=True, help="Against others of the tier."
+)
+@click.option(
+    "--tokens-per-minute", type=click.IntRange(0), required=True, help="Sustained; 0 refuses all."
+)
+@click.option("--burst-tokens", type=click.IntRange(0), help="Default: a quarter of a minute's tokens.")
+@click.option("--max-in-flight-tokens", type=click.IntRange(0), help="Default: a minute's tokens.")
+@click.option("--max-concurrent-requests", type=click.IntRange(0), default=200, show_default=True)
+@click.option("--staged", is_flag=True, help="Bake it at one gateway first; needs traffic to judge by.")
+@click.option("--note", default="", help="Why, for whoever reads it later.")
+def set_tenant(
+    name: str,
+    tier: str,
+    weight: int,
+    tokens_per_minute: int,
+    burst_tokens: int | None,
+    max_in_flight_tokens: int | None,
+    max_concurrent_requests: int,
+    staged: bool,
+    note: str,
+) -> None:
+    """Add tenant NAME to the policy or change its quota, and publish that as a revision."""
+    quota = {
+        "tier": tier,
+        "allowed_tiers": [tier],
+        "weight": weight,
+        "tokens_per_minute": tokens_per_minute,
+        "burst_tokens": tokens_per_minute // 4 if burst_tokens is None else burst_tokens,
+        "max_in_flight_tokens": tokens_per_minute if max_in_flight_tokens is None else max_in_flight_tokens,
+        "max_concurrent_requests": max_concurrent_requests,
+    }
+    with transaction() as session:
+        head = queries_policy.head(session)
+        document = default_policy().as_document() if head is None else dict(head.document)
+        before = document["tenants"].get(name, {})
+        document["tenants"] = {**document["tenants"], name: {**before, **quota}}
+        published = commands_policy.publish(
+            session,
+            document=document,
+            parent=0 if head is None else head.number,
+            author=me(),
+            note=note or f"Set tenant {name} to {tokens_per_minute} tokens/min",
+            now=SystemClock().now(),
+            strategy="staged" if staged else "all_at_once",
+        )
+    click.echo(f"revision {published.number}; follow it with `rhodeck policy rollout`")
 
 
 @tenants.group()
