@@ -24,6 +24,8 @@ _COUNTERS = (
     "prefix_cache_hits",
     "prefix_cache_queries",
 )
+#: Pages that show a gauge when it is first set: the Rust front end, and registries of several processes.
+_LATE_GAUGES = frozenset({"openmetrics", "prometheus_text_multiprocess"})
 _NEW = EngineReading(engine="", model=None, running=0, waiting=0)
 
 
@@ -191,7 +193,9 @@ def _engine_window(
         model=new.model,
         length_s=seconds,
         restarted=pair.restarted,
-        arrivals=_arrivals(pair, departures, left, flags) if is_known else None,
+        arrivals=_arrivals(pair, departures, left, flags, after.shape in _LATE_GAUGES)
+        if is_known
+        else None,
         completed=completed if is_known else None,
         errors=finished.get("error", 0 if after.shape == "openmetrics" else None),
         aborted=aborted,
@@ -224,7 +228,9 @@ def _aborted(
     return None
 
 
-def _arrivals(pair: _Pair, departures: _Departures, left: int, flags: list[str]) -> int | None:
+def _arrivals(
+    pair: _Pair, departures: _Departures, left: int, flags: list[str], gauges_come_late: bool
+) -> int | None:
     """Requests that reached the engine: those that left and the growth of those inside, never below 0.
 
     The larger of the HTTP count and the engine's own is taken: the first misses all but one sequence of
@@ -237,9 +243,9 @@ def _arrivals(pair: _Pair, departures: _Departures, left: int, flags: list[str])
         return None
     inside = new.running + new.waiting
     if not pair.restarted:
-        if old.running is None or old.waiting is None:
+        if (old.running is None or old.waiting is None) and not (gauges_come_late and pair.zero_before):
             return None
-        inside -= old.running + old.waiting
+        inside -= (old.running or 0) + (old.waiting or 0)  # a gauge not written yet: nothing has run
     if departures.http is not None and departures.is_one_engine and not departures.counts_at_start:
         left = max(left, departures.http)
     elif departures.http is None or departures.aborted:

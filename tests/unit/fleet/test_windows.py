@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.dialects import read_page
 from fleet.errors import InvalidInput, NotMeasured
@@ -88,10 +90,8 @@ def test_without_http_counts_arrivals_are_a_lower_bound():
 
 
 def test_every_rank_has_its_window():
-    fresh = replace(
-        page("0.32.0-cpu-api-server-count2-idle-fresh"), engines=(), state=PageState.NO_ENGINE_SERIES
-    )
-    windows = window(fresh, page("0.32.0-cpu-dp2-load"), 30.0)
+    # The fresh page of two API servers has rank 0 without gauges (nothing ran yet) and no rank 1.
+    windows = window(page("0.32.0-cpu-api-server-count2-idle-fresh"), page("0.32.0-cpu-dp2-load"), 30.0)
     assert [(w.engine, w.completed, w.arrivals, w.aborted) for w in windows] == [
         ("0", 20, 20 + 2 + 15, 0),
         ("1", 20, 20 + 2 + 14, 0),
@@ -161,6 +161,42 @@ def test_pages_without_an_engine_have_no_window():
 def test_a_window_has_a_length(seconds: float):
     with pytest.raises(InvalidInput):
         window(made(), made(), seconds)
+
+
+COUNT = st.none() | st.integers(0, 2**62)
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> PageReading:
+    histogram = st.tuples(*[st.integers(0, 1000)] * 3).map(
+        lambda c: Histogram((1.0, 2.0), c, float(sum(c)))
+    )
+    facts = {
+        name: draw(COUNT)
+        for name in ("running", "waiting", "prompt_tokens", "generation_tokens", "preemptions")
+    }
+    reading = made(
+        draw(st.integers(0, 1)),
+        finished=draw(
+            st.dictionaries(st.sampled_from(["stop", "length", "abort", "error"]), st.integers(0, 9**9))
+        ),
+        histograms=draw(st.dictionaries(st.sampled_from(["e2e_s", "params_n"]), histogram)),
+        http_finished=draw(COUNT),
+        shape=draw(st.sampled_from(["prometheus_text", "prometheus_text_multiprocess", "openmetrics"])),
+        dropped=draw(st.sampled_from([(), ("line 1: cut",)])),
+        **facts,
+    )
+    return replace(reading, http_failed=draw(COUNT), admission_rejections=draw(COUNT))
+
+
+@given(readings(), readings())
+def test_no_two_pages_give_a_negative_count_or_an_error(before: PageReading, after: PageReading):
+    (got,) = window(before, after, 10.0)
+    counts = [
+        getattr(got, name) for name in ("arrivals", "completed", "errors", "aborted", "generation_tokens")
+    ]
+    assert all(count is None or count >= 0 for count in counts)
+    assert all(count >= 0 for histogram in got.histograms.values() for count in histogram.counts)
 
 
 # -- the series: 157 pages at 1 s over two lives, with every request the client sent -------------------
