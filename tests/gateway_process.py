@@ -264,6 +264,9 @@ class GatewayProcess:
         self.log_path = state_dir.parent / f"{state_dir.name}.log"
         self.port = 0
         self.admin: Any = None  # a client of the admin API, once it runs
+        self._epochs = 0
+        self._seq_before = 0
+        self._page_before: list[str] = []
 
     @contextlib.contextmanager
     def running(self) -> Generator[GatewayProcess]:
@@ -311,7 +314,18 @@ class GatewayProcess:
         """SIGTERM; returns at once."""
         self.process.send_signal(signal.SIGTERM)
 
+    def begin_anew(self, engines: list[FakeEngine]) -> None:
+        """Make a shared gateway look fresh: newer epochs, counters and usage from here on."""
+        self._epochs += 1
+        for engine in engines:
+            engine.served.clear()
+        self.push_and_open(engines)
+        self._seq_before = self.status()["usage_last_seq"]
+        self._page_before = self.admin.get("/metrics").text.splitlines()
+
     def push(self, document: dict[str, Any]) -> httpx.Response:
+        """Push a document; its epoch is raised by the number of times this gateway began anew."""
+        document = document | {"epoch": document["epoch"] + self._epochs}
         return self.admin.put("/admin/assignment", json=document)
 
     def push_and_open(self, engines: list[FakeEngine], **changes: Any) -> None:
@@ -325,19 +339,15 @@ class GatewayProcess:
         assert response.status_code == 200, response.text
         return response.json()
 
-    def usage(self, after: int = 0) -> list[dict[str, Any]]:
-        """Return all usage records after a number."""
+    def usage(self, after: int | None = None) -> list[dict[str, Any]]:
+        """Return all usage records after a number (since it began anew)."""
+        after = self._seq_before if after is None else after
         return self.admin.get(f"/admin/usage?after={after}&limit=10000").json()["records"]
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's samples that carry `labels`."""
-        total = 0.0
-        for line in self.admin.get("/metrics").text.splitlines():
-            if line.partition("{")[0].partition(" ")[0] == name and all(
-                f'{label}="{value}"' in line for label, value in labels.items()
-            ):
-                total += float(line.rpartition(" ")[2])
-        return total
+        """Return the sum of a metric's samples that carry `labels`; of counters since it began anew."""
+        before = _sum(self._page_before, name, labels) if name.endswith("_total") else 0.0
+        return _sum(self.admin.get("/metrics").text.splitlines(), name, labels) - before
 
     def client(self, tenant: str = "acme", **headers: str) -> httpx.Client:
         """Return a client with the tenant's key."""
@@ -347,6 +357,15 @@ class GatewayProcess:
             trust_env=False,
             timeout=30,
         )
+
+
+def _sum(lines: list[str], name: str, labels: dict[str, str]) -> float:
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.partition("{")[0].partition(" ")[0] == name
+        and all(f'{label}="{value}"' in line for label, value in labels.items())
+    )
 
 
 def chat(text: str = "tokens=3", **extra: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Generator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,19 +17,24 @@ HEAD = (
 ).encode()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> Generator[FakeEngine]:
     with FakeEngine("node-1").serving() as engine:
         yield engine
 
 
-@pytest.fixture
-def gateway(tmp_path: Path, engine: FakeEngine) -> Generator[GatewayProcess]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
     flags = ("--header-deadline-s", "1", "--body-idle-s", "1", "--body-deadline-s", "2")
     flags += ("--write-deadline-s", "1", "--body-bytes", "100000", "--keep-alive-s", "2")
-    with GatewayProcess(tmp_path / "gw", *flags).running() as gateway:
-        gateway.push_and_open([engine])
+    with GatewayProcess(tmp_path_factory.mktemp("hostile") / "gw", *flags).running() as gateway:
         yield gateway
+
+
+@pytest.fixture
+def gateway(shared: GatewayProcess, engine: FakeEngine) -> GatewayProcess:
+    shared.begin_anew([engine])
+    return shared
 
 
 def talk(gateway: GatewayProcess, *parts: bytes, pause_s: float = 0.0) -> bytes:

@@ -32,12 +32,26 @@ def gateway(tmp_path: Path) -> Generator[GatewayProcess]:
         yield gateway
 
 
+@pytest.fixture(scope="module")
+def unassigned(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
+    """A gateway that no test of this module gives an assignment to."""
+    with GatewayProcess(tmp_path_factory.mktemp("unassigned") / "gw").running() as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
+    with GatewayProcess(tmp_path_factory.mktemp("shared") / "gw").running() as gateway:
+        yield gateway
+
+
 def version(gateway: GatewayProcess) -> tuple[Any, ...]:
     status = gateway.status()
     return tuple(status[key] for key in ("epoch", "generation", "revision", "digest"))
 
 
-def test_nothing_is_served_before_an_assignment(gateway: GatewayProcess) -> None:
+def test_nothing_is_served_before_an_assignment(unassigned: GatewayProcess) -> None:
+    gateway = unassigned
     assert httpx.get(f"{gateway.base_url}/healthz").status_code == 200
     assert httpx.get(f"{gateway.base_url}/readyz").status_code == 503
     with gateway.client() as client:
@@ -131,9 +145,10 @@ def broken(document: dict[str, Any], how: str) -> dict[str, Any]:
     ],
 )
 def test_a_rejected_push_changes_nothing_and_says_where(
-    gateway: GatewayProcess, engine: FakeEngine, how: str, pointer: str
+    shared: GatewayProcess, engine: FakeEngine, how: str, pointer: str
 ) -> None:
-    gateway.push_and_open([engine])
+    gateway = shared
+    gateway.begin_anew([engine])
     before = version(gateway)
     on_disk = (gateway.state_dir / "assignment.json").read_bytes()
     response = gateway.push(broken(assignment([engine], generation=2, revision=9), how))
@@ -150,7 +165,8 @@ def test_a_rejected_push_changes_nothing_and_says_where(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 50_000])
-def test_a_push_that_is_no_document_is_422(gateway: GatewayProcess, body: bytes) -> None:
+def test_a_push_that_is_no_document_is_422(unassigned: GatewayProcess, body: bytes) -> None:
+    gateway = unassigned
     response = gateway.admin.put("/admin/assignment", content=body)
     assert response.status_code == 422
     assert gateway.status()["generation"] == 0
@@ -171,8 +187,9 @@ def test_a_push_that_is_no_document_is_422(gateway: GatewayProcess, body: bytes)
     ],
 )
 def test_admin_paths_want_the_admin_token(
-    gateway: GatewayProcess, method: str, path: str, authorization: str | None
+    unassigned: GatewayProcess, method: str, path: str, authorization: str | None
 ) -> None:
+    gateway = unassigned
     headers = {} if authorization is None else {"Authorization": authorization}
     response = httpx.request(method, gateway.base_url + path, headers=headers)
     assert response.status_code == 401
@@ -244,6 +261,7 @@ def test_a_page_in_a_browser_cannot_use_a_gateway_without_a_token(
         assert httpx.get(f"{gateway.base_url}/admin/status").json()["draining"] is False
 
 
-def test_the_token_is_the_one_of_the_environment(gateway: GatewayProcess) -> None:
+def test_the_token_is_the_one_of_the_environment(unassigned: GatewayProcess) -> None:
+    gateway = unassigned
     headers = {"Authorization": f"bearer {ADMIN_TOKEN}"}
     assert httpx.get(f"{gateway.base_url}/admin/status", headers=headers).status_code == 200

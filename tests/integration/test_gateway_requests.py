@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
@@ -19,17 +18,22 @@ from tests.gateway_process import (
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> Generator[FakeEngine]:
     with FakeEngine("node-1").serving() as engine:
         yield engine
 
 
-@pytest.fixture
-def gateway(tmp_path: Path, engine: FakeEngine) -> Generator[GatewayProcess]:
-    with GatewayProcess(tmp_path / "gw").running() as gateway:
-        gateway.push_and_open([engine])
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
+    with GatewayProcess(tmp_path_factory.mktemp("requests") / "gw").running() as gateway:
         yield gateway
+
+
+@pytest.fixture
+def gateway(shared: GatewayProcess, engine: FakeEngine) -> GatewayProcess:
+    shared.begin_anew([engine])
+    return shared
 
 
 def is_idle(gateway: GatewayProcess) -> bool:
