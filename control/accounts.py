@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, func, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from control import audit
 from control.roles import Actor, Permission, Role, require
 from control.tables import AccountRow, SignInFailureRow, SignInRow
-from fleet.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthenticated
+from fleet.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthenticated, Unavailable
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.@-]{0,62}")
 MIN_PASSWORD_CHARACTERS = 10
@@ -33,6 +33,7 @@ IDLE_LIMIT = timedelta(hours=8)
 LIFETIME = timedelta(hours=24)
 _TOUCH = timedelta(minutes=1)  # how often a used sign-in is written
 _SCRYPT_MEMORY = 64 * 2**20
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,12 @@ def sign_in(session: Session, *, name: str, password: str, now: datetime) -> str
     """Check a password and return a new sign-in token, or None for a wrong name or password.
 
     The failure is noted in the caller's transaction: commit in both cases. Raises Forbidden while an
-    account is locked after MAX_FAILURES failures within LOCK.
+    account is locked after MAX_FAILURES failures within LOCK, Unavailable while others try the same name.
     """
-    # One at a time an account: parallel guesses must not pass the count together.
-    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"sign-in:{name}", 0))))
+    if not _NAME.fullmatch(name):  # no account can have it; it may not even fit into the database
+        _matches(password, _NOBODY)
+        return None
+    _wait_for_turn(session, name)
     failures = session.scalar(
         select(func.count()).where(SignInFailureRow.account == name, SignInFailureRow.at > now - LOCK)
     )
@@ -117,7 +120,7 @@ def sign_in(session: Session, *, name: str, password: str, now: datetime) -> str
     row = session.get(AccountRow, name)
     stored = row.password_hash if row is not None else _NOBODY
     if not _matches(password, stored) or row is None or row.disabled:
-        session.add(SignInFailureRow(account=name[:63], at=now))
+        session.add(SignInFailureRow(account=name, at=now))
         return None
     session.execute(delete(SignInFailureRow).where(SignInFailureRow.account == name))
     token = secrets.token_urlsafe(32)
@@ -131,6 +134,16 @@ def sign_in(session: Session, *, name: str, password: str, now: datetime) -> str
         )
     )
     return token
+
+
+def _wait_for_turn(session: Session, name: str) -> None:
+    """One at a time an account: parallel guesses must not pass the count of failures together."""
+    try:
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"sign-in:{name}", 0))))
+    except OperationalError as exc:
+        if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise Unavailable(f"others are signing in as {name} at this moment", hint="Try again") from exc
 
 
 def signed_in(session: Session, token: str, now: datetime) -> Account:
@@ -168,7 +181,7 @@ def _end_sign_ins(session: Session, name: str, now: datetime) -> None:
 
 
 def _account(session: Session, name: str) -> AccountRow:
-    row = session.get(AccountRow, name)
+    row = session.get(AccountRow, name) if _NAME.fullmatch(name) else None
     if row is None:
         raise NotFound(f"there is no account {name[:80]!r}", hint="See `rhodeck users list`", field="name")
     return row
@@ -197,12 +210,13 @@ def _hashed(password: str) -> str:
 
 def _matches(password: str, stored: str) -> bool:
     _, salt, digest = stored.split("$")
-    return hmac.compare_digest(_scrypt(password, base64.b64decode(salt)), base64.b64decode(digest))
+    is_equal = hmac.compare_digest(_scrypt(password, base64.b64decode(salt)), base64.b64decode(digest))
+    return is_equal and len(password) <= MAX_PASSWORD_CHARACTERS
 
 
 def _scrypt(password: str, salt: bytes) -> bytes:
     """Source: RFC 7914; n, r, p from the OWASP password storage cheat sheet (32 MiB a check)."""
-    text = password[:MAX_PASSWORD_CHARACTERS].encode()
+    text = password[:MAX_PASSWORD_CHARACTERS].encode(errors="surrogatepass")
     return hashlib.scrypt(text, salt=salt, n=2**15, r=8, p=3, maxmem=_SCRYPT_MEMORY, dklen=32)
 
 
