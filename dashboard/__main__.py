@@ -1,0 +1,56 @@
+"""`python -m dashboard`: the one way to start the dashboard. Settings from the environment, two flags.
+
+Refuses to listen beyond loopback unless people have to sign in. Prevents: a page that works under one
+launcher and fails under another, and a control plane open to the network by accident.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from control.settings import load_settings
+from dashboard.theme import server_settings
+from fleet import logs
+from fleet.errors import FleetError
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--host", help="Address to listen on; other than loopback only with sign-in.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
+def dashboard(host: str | None, port: int | None) -> None:
+    """Serve the web dashboard."""
+    if host is not None:
+        os.environ["RHODECK_DASHBOARD_HOST"] = host
+    if port is not None:
+        os.environ["RHODECK_DASHBOARD_PORT"] = str(port)
+    from control.settings import is_loopback
+
+    settings = load_settings()
+    logs.configure("dashboard")
+    from dashboard.app import build_app
+
+    build_app().run(
+        config=server_settings(
+            settings.dashboard_host,
+            settings.dashboard_port,
+            is_loopback=is_loopback(settings.dashboard_host),
+        )
+    )
+
+
+def main() -> None:
+    """Run; exit with 1 and a readable error for settings that are not usable."""
+    try:
+        dashboard.main(prog_name="rhodeck dashboard")
+    except FleetError as exc:
+        click.echo(f"error: {exc.message}", err=True)
+        if exc.hint:
+            click.echo(f"hint:  {exc.hint}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

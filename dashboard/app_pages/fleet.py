@@ -1,0 +1,65 @@
+"""Is the fleet healthy, what is wrong, and what changed?"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import components, data, state, tables, words
+from dashboard import viewmodels_fleet as vm
+from dashboard.acknowledge import acknowledge_controls
+
+st.title("Fleet")
+chosen = state.filters()
+
+
+def live() -> None:
+    """Draw everything that moves."""
+    at = data.now()
+    found = data.fleet_now()
+    if components.problem(found, at, chosen.zone) or found.value is None:
+        return
+    fleet = found.value
+    if not fleet.nodes:
+        st.info(
+            "No node is registered yet. Add a pool, then its nodes: "
+            "`rhodeck pools add main --model MODEL`, `rhodeck nodes add NAME URL --pool main`.",
+            title="Nothing to watch",
+        )
+    components.cards(vm.cards(fleet))
+    st.caption(vm.coverage(fleet, at))
+    left, right = st.columns([3, 2])
+    with left:
+        st.subheader("Needs attention")
+        wanting = vm.attention(fleet, at, chosen.zone)
+        if not wanting:
+            st.markdown("Nothing: no alert is open, every active node is fresh, every gateway converged.")
+        components.notices(wanting)
+        acknowledge_controls(fleet.alerts)
+    with right:
+        st.subheader("Recent changes")
+        for line in vm.changes(fleet.changes, at, chosen.zone) or ["Nobody has changed anything yet."]:
+            st.markdown(line)
+    if fleet.nodes:
+        st.subheader("Nodes")
+        components.table(vm.node_rows(fleet.nodes), tables.NODES, key="nodes")
+    st.subheader("Load")
+    history = data.timeline("fleet", "", chosen.span_s)
+    if not components.problem(history, at, chosen.zone) and history.value is not None:
+        first, second = st.columns(2)
+        with first:
+            components.plot(vm.rho_figure(history.value, fleet.changes, chosen.zone), key="fleet_rho")
+        with second:
+            components.plot(vm.flow_figure(history.value, chosen.zone), key="fleet_flow")
+        st.caption(vm.balance(fleet.health), help=vm.BALANCE_HELP)
+    st.subheader("Traffic by tenant")
+    traffic = data.traffic(chosen.span_s)
+    if components.problem(traffic, at, chosen.zone) or traffic.value is None:
+        return
+    if not traffic.value:
+        st.markdown("No gateway counted a request in this range. Widen it, or look at the Rollout page.")
+        return
+    components.table(vm.traffic_rows(traffic.value, chosen.span_s), tables.TRAFFIC, key="traffic")
+
+
+components.live(live, chosen.tick_s())
+st.caption(f"Traffic is of the chosen range; a {words.UNKNOWN} means that nobody knows.")

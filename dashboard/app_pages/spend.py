@@ -1,0 +1,5 @@
+"""What about it?"""
+
+import streamlit as st
+
+st.title("spend")

@@ -1,0 +1,228 @@
+"""Figures as plain values: series, lines, markers. Pure; colours of text and grid come from the theme.
+
+Times are instants turned into wall time of the shown zone (`times.Zone.axis`), x as one start and one
+step. A None is a gap. Prevents: a hole in the data drawn as a line, and an axis on another clock than the
+table beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dashboard import theme
+from dashboard.times import Zone
+
+_MARGIN = {"l": 48, "r": 12, "t": 26, "b": 28}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A Plotly figure as data, and one sentence that says what it shows to who cannot see it."""
+
+    spec: dict[str, Any]
+    summary: str
+    height_px: int = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series on equally spaced instants."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: str = theme.BLUE
+    dash: str = "solid"
+    axis: str = "y"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A vertical line at an instant: a change somebody made."""
+
+    at: datetime
+    label: str
+
+
+def timeline(
+    starts: Sequence[datetime],
+    lines: Sequence[Line],
+    zone: Zone,
+    *,
+    title: str,
+    unit: str,
+    summary: str,
+    limit: tuple[float, str] | None = None,
+    markers: Sequence[Marker] = (),
+    band: tuple[Sequence[float | None], Sequence[float | None]] | None = None,
+    height_px: int = 240,
+) -> Figure:
+    """Return lines over time in `zone`, with an optional limit, band (low, high) and change markers."""
+    step_ms = (starts[1] - starts[0]).total_seconds() * 1000 if len(starts) > 1 else 10_000
+    axis = {"x0": zone.axis(starts[0]), "dx": step_ms} if starts else {"x": []}
+    data: list[dict[str, Any]] = []
+    if band is not None and starts:
+        data += _band(band, axis)
+    for line in lines:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": line.name,
+                "y": [rounded(v) for v in line.values],
+                "connectgaps": False,
+                "yaxis": line.axis,
+                "line": {"color": line.colour, "width": 2, "dash": line.dash},
+                "hovertemplate": f"%{{y:.3~g}} {unit}<extra>{line.name}</extra>",
+                **axis,
+            }
+        )
+    layout = {
+        "margin": _MARGIN,
+        "height": height_px,
+        "title": {"text": title, "font": {"size": 13}, "x": 0, "xanchor": "left", "y": 0.98},
+        "xaxis": {"type": "date", "title": {"text": f"time, {zone.name}", "font": {"size": 11}}},
+        "yaxis": {"title": {"text": unit, "font": {"size": 11}}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": 1.12, "x": 1, "xanchor": "right"},
+        "hovermode": "x unified",
+        "uirevision": title,
+        "shapes": [],
+        "annotations": [],
+    }
+    if limit is not None:
+        _limit(layout, *limit)
+    for marker in markers:
+        _mark(layout, zone.axis(marker.at), marker.label)
+    return Figure({"data": data, "layout": layout}, summary, height_px)
+
+
+def _band(
+    band: tuple[Sequence[float | None], Sequence[float | None]], axis: dict[str, Any]
+) -> list[dict[str, Any]]:
+    low, high = band
+    hidden = {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+    return [
+        {**hidden, "name": "lowest", "y": [rounded(v) for v in low], **axis},
+        {
+            **hidden,
+            "name": "interval",
+            "y": [rounded(v) for v in high],
+            "fill": "tonexty",
+            "fillcolor": "rgba(0,114,178,0.15)",
+            "showlegend": True,
+            **axis,
+        },
+    ]
+
+
+def _limit(layout: dict[str, Any], at: float, label: str) -> None:
+    layout["shapes"].append(
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": at,
+            "y1": at,
+            "line": {"color": theme.RED, "width": 1.5, "dash": "dash"},
+        }
+    )
+    layout["annotations"].append(
+        {
+            "xref": "paper",
+            "x": 0,
+            "y": at,
+            "text": label,
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "font": {"color": theme.RED, "size": 11},
+        }
+    )
+
+
+def _mark(layout: dict[str, Any], at: str, label: str) -> None:
+    layout["shapes"].append(
+        {
+            "type": "line",
+            "yref": "paper",
+            "x0": at,
+            "x1": at,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": theme.PURPLE, "width": 1, "dash": "dot"},
+        }
+    )
+    layout["annotations"].append(
+        {
+            "yref": "paper",
+            "x": at,
+            "y": 1,
+            "text": label,
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "top",
+            "font": {"color": theme.PURPLE, "size": 11},
+        }
+    )
+
+
+def capacity_scatter(
+    batches: Sequence[float],
+    gaps_s: Sequence[float],
+    fit: tuple[Sequence[float], Sequence[float]] | None,
+    *,
+    summary: str,
+    height_px: int = 260,
+) -> Figure:
+    """Return inter-token latency against batch, one point a window, with the fitted curve if there is one."""
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "windows",
+            "x": [rounded(b) for b in batches],
+            "y": [rounded(1000 * gap) for gap in gaps_s],
+            "marker": {"color": theme.BLUE, "size": 6, "opacity": 0.6},
+            "hovertemplate": "batch %{x:.1f}, %{y:.1f} ms<extra></extra>",
+        }
+    ]
+    if fit is not None:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "fit",
+                "x": [rounded(b) for b in fit[0]],
+                "y": [rounded(1000 * gap) for gap in fit[1]],
+                "line": {"color": theme.ORANGE, "width": 2},
+            }
+        )
+    layout = {
+        "margin": _MARGIN,
+        "height": height_px,
+        "xaxis": {
+            "title": {"text": "requests decoding at once (mean of a window)", "font": {"size": 11}},
+            "rangemode": "tozero",
+        },
+        "yaxis": {
+            "title": {"text": "inter-token latency, ms", "font": {"size": 11}},
+            "rangemode": "tozero",
+        },
+        "legend": {"orientation": "h", "y": 1.1, "x": 1, "xanchor": "right"},
+        "uirevision": "capacity",
+    }
+    return Figure({"data": data, "layout": layout}, summary, height_px)
+
+
+def rounded(value: float | None) -> float | None:
+    """Return `value` with the digits a 32-bit float carries: what a screen can show, and half the bytes."""
+    return None if value is None else float(f"{value:.6g}")

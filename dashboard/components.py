@@ -1,0 +1,128 @@
+"""Draws what view models say: cards, badges, notices, live charts. No thresholds, no arithmetic.
+
+Prevents: two pages that draw the same state differently, and a problem shown without what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import streamlit as st
+
+from dashboard import live_plot, words
+from dashboard.charts import Figure
+from dashboard.data import Pulse, Reading
+from dashboard.times import Zone, age
+from dashboard.viewmodels import Card, Notice
+from fleet.errors import FleetError
+
+_plot = st.components.v2.component(
+    "rhodeck_live_plot",
+    html=live_plot.LIVE_PLOT_HTML,
+    js=live_plot.LIVE_PLOT_JS,
+    isolate_styles=False,
+)
+_badge = st.components.v2.component(
+    "rhodeck_freshness", html=live_plot.BADGE_HTML, css=live_plot.BADGE_CSS, js=live_plot.BADGE_JS
+)
+_go = st.components.v2.component("rhodeck_go", js=live_plot.GO_JS)
+
+
+def live(draw: Callable[[], None], every_s: float | None) -> None:
+    """Run `draw` as the page's one fragment, again every `every_s` seconds (None: paused)."""
+    st.fragment(draw, run_every=every_s)()
+
+
+def freshness(pulse: Reading[Pulse], now: datetime, *, paused: bool, stale_after_s: float) -> None:
+    """Draw the badge that counts the age of the newest round in the browser."""
+    found = pulse.value
+    _badge(
+        key="freshness",
+        width="content",
+        data={
+            "server_ms": now.timestamp() * 1000,
+            "round_ms": found.at.timestamp() * 1000 if found and found.at else None,
+            "stale_after_s": stale_after_s,
+            "silence_after_s": 30,
+            "paused": paused,
+            "away": pulse.problem is not None,
+        },
+    )
+
+
+def go(to: str) -> None:
+    """Send the browser to `to`, with this page's address as `next`."""
+    _go(key="go", data={"to": to})
+
+
+def plot(figure: Figure, key: str) -> None:
+    """Draw a figure so that zoom, legend and hover outlive the next update."""
+    _plot(
+        key=key,
+        data={"spec": figure.spec, "height": figure.height_px, "summary": figure.summary},
+        height=figure.height_px,
+    )
+
+
+def cards(items: Sequence[Card]) -> None:
+    """Draw numbers in one row, each with its word: never by colour alone."""
+    for column, item in zip(st.columns(len(items)), items, strict=True):
+        colour, icon = words.LOOKS[item.tone]
+        with column.container(border=True, height="stretch", gap=None):
+            st.caption(item.label, help=item.help or None)
+            st.markdown(f"<span class='rk-value'>{item.value}</span>", unsafe_allow_html=True)
+            st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
+            if item.note:
+                st.caption(words.plain(item.note))
+
+
+def notices(items: Sequence[Notice]) -> None:
+    """Draw what needs attention, worst first, each with reason, since when, and where to go."""
+    for item in items:
+        colour, icon = words.LOOKS[item.tone]
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
+            st.markdown(f"{words.plain(item.text)}  \n:small[{words.plain(item.since)}]", width="stretch")
+            if item.page:
+                st.page_link(item.page, label=item.link, query_params=item.query or None)
+
+
+def problem(found: Reading[Any], now: datetime, zone: Zone) -> bool:
+    """Say that a question failed, with the age of what is shown instead. True if nothing can be shown."""
+    if found.problem is None:
+        return False
+    shown = (
+        "Nothing can be shown until it answers."
+        if found.as_of is None
+        else f"Shown below is what was last known, {age((now - found.as_of).total_seconds())} old "
+        f"(from {zone.clock(found.as_of)})."
+    )
+    failure(found.problem, title="Not up to date", also=shown)
+    return found.value is None
+
+
+def failure(exc: FleetError, *, title: str | None = None, also: str = "") -> None:
+    """Show an expected error: what is wrong, what to do, which field."""
+    field = f" Field: `{exc.field}`." if exc.field else ""
+    hint = f" {words.plain(exc.hint)}." if exc.hint else ""
+    body = f"{words.plain(exc.message)}.{hint}{field} {also}".replace("..", ".")
+    st.error(body.strip(), title=title)
+
+
+def table(
+    rows: dict[str, list[Any]], columns: dict[str, Any], *, key: str, height: Any = "content"
+) -> None:
+    """Draw a table of columns. Lists are the columns' values, in the order of the rows."""
+    st.dataframe(rows, column_config=columns, hide_index=True, key=key, height=height, placeholder="\u2014")
+
+
+def style() -> None:
+    """Set the few sizes Streamlit has no setting for."""
+    st.html(
+        "<style>.rk-value{font-size:1.7rem;font-weight:650;line-height:1.25;"
+        "font-variant-numeric:tabular-nums}"
+        "h1{font-size:1.35rem!important;padding:0!important}h2{font-size:1.1rem!important}"
+        "h3{font-size:1rem!important}</style>"
+    )

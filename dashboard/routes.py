@@ -1,0 +1,193 @@
+"""What the dashboard serves beside its pages: health, sign-in, the chart library, finance's file.
+
+Blocking work (database, scrypt) runs in threads. Prevents: an export cut off by the page's own download
+button, a password form that answers as fast as somebody can guess, and a chart script from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from functools import lru_cache
+from importlib.resources import files
+from urllib.parse import parse_qs
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from control import accounts, audit
+from control.database import require_head, session_scope
+from control.exports import Export, spend_csv
+from control.queries_spend import month_spend
+from control.roles import Permission, require
+from dashboard import access
+from dashboard.deps import Deps, deps
+from dashboard.live_plot import PLOTLY_PATH
+from dashboard.sign_in_page import safe_next, sign_in_page
+from fleet.errors import Conflict, FleetError, Forbidden, InvalidInput, Unauthenticated, Unavailable
+
+SIGN_IN_PATH = "/sign-in"
+MAX_FORM_BYTES = 8_192
+#: Password checks under way at once: each takes 32 MiB and tenths of a second of one core.
+CHECKS_AT_ONCE = 2
+_CODES: dict[type[FleetError], int] = {
+    Unauthenticated: 401,
+    Forbidden: 403,
+    Conflict: 409,
+    InvalidInput: 422,
+    Unavailable: 503,
+}
+
+
+def routes() -> list[BaseRoute]:
+    """Return our own routes; Streamlit's follow them."""
+    return [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route(PLOTLY_PATH, plotly),
+        Route(SIGN_IN_PATH, ask, methods=["GET"]),
+        Route(SIGN_IN_PATH, Checker().check, methods=["POST"]),
+        Route("/exports/spend/{month}.csv", spend),
+    ]
+
+
+async def healthz(_request: Request) -> Response:
+    """Say that the process answers."""
+    return PlainTextResponse("ok")
+
+
+async def readyz(_request: Request) -> Response:
+    """Say whether pages can be shown: the database answers and has our schema."""
+    try:
+        await run_in_threadpool(lambda: require_head(deps().reader))
+    except FleetError as exc:
+        return PlainTextResponse(exc.message, status_code=503)
+    return PlainTextResponse("ready")
+
+
+@lru_cache(maxsize=1)
+def _plotly_gzipped() -> bytes:
+    return gzip.compress((files("plotly") / "package_data" / "plotly.min.js").read_bytes(), 6)
+
+
+async def plotly(_request: Request) -> Response:
+    """Serve the chart library the plotly package carries, compressed once."""
+    body = await run_in_threadpool(_plotly_gzipped)
+    headers = {"Content-Encoding": "gzip", "Cache-Control": "public, max-age=86400"}
+    return Response(body, media_type="text/javascript; charset=utf-8", headers=headers)
+
+
+async def ask(request: Request) -> Response:
+    """Show the sign-in form, or go on where nobody has to sign in."""
+    next_path = safe_next(request.query_params.get("next", "/"))
+    if deps().everybody_is_admin:
+        return RedirectResponse(next_path, status_code=303)
+    return _form(next_path)
+
+
+def _form(next_path: str, *, name: str = "", problem: str = "", code: int = 200) -> Response:
+    headers = {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'",
+    }
+    return HTMLResponse(sign_in_page(next_path, name=name, problem=problem), code, headers)
+
+
+class Checker:
+    """Checks passwords, a few at a time."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(CHECKS_AT_ONCE)
+
+    async def check(self, request: Request) -> Response:
+        """Check name and password; on success set the cookie and go where the person wanted to go."""
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return PlainTextResponse("This form was sent from another site.", status_code=403)
+        try:
+            fields = await _fields(request)
+        except InvalidInput as exc:
+            return _form("/", problem=exc.message, code=422)
+        name, next_path = fields.get("name", "")[:63], safe_next(fields.get("next", "/"))
+        try:
+            async with self._room:
+                token = await run_in_threadpool(_token, deps(), name, fields.get("password", ""))
+        except FleetError as exc:
+            code = next((c for kind, c in _CODES.items() if isinstance(exc, kind)), 400)
+            return _form(next_path, name=name, problem=f"{exc.message}. {exc.hint}.", code=code)
+        if token is None:
+            return _form(next_path, name=name, problem="Name or password is wrong.", code=401)
+        response = RedirectResponse(next_path, status_code=303)
+        response.set_cookie(
+            access.COOKIE,
+            token,
+            max_age=int(accounts.LIFETIME.total_seconds()),
+            httponly=True,
+            samesite="lax",
+            secure=request.url.scheme == "https",
+            path="/",
+        )
+        return response
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise InvalidInput(f"the form is over {MAX_FORM_BYTES} bytes")
+    try:
+        parsed = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=10)
+    except ValueError as exc:
+        raise InvalidInput("the form cannot be read") from exc
+    return {key: values[0] for key, values in parsed.items()}
+
+
+def _token(of: Deps, name: str, password: str) -> str | None:
+    if "\x00" in name or not name:
+        return None
+    with session_scope(of.writer) as session:
+        return accounts.sign_in(session, name=name, password=password, now=of.clock.now())
+
+
+async def spend(request: Request) -> Response:
+    """Send a month's spend as CSV to finance and admin; the download is on the record."""
+    token, month = request.cookies.get(access.COOKIE), request.path_params["month"]
+    try:
+        export = await run_in_threadpool(_export, deps(), token, month)
+    except FleetError as exc:
+        code = next((c for kind, c in _CODES.items() if isinstance(exc, kind)), 400)
+        return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=code)
+    return Response(
+        export.body,
+        media_type="text/csv; charset=utf-8",
+        headers={
+            "Content-Disposition": f'attachment; filename="{export.file_name}"',
+            "ETag": f'"{export.sha256}"',
+            "X-Rhodeck-Rows": str(export.rows),
+            "X-Rhodeck-Total-USD": str(export.total_usd),
+            "Cache-Control": "no-store",
+        },
+    )
+
+
+def _export(of: Deps, token: str | None, month: str) -> Export:
+    person = access.person_of(token, of, is_active=True)
+    if person is None:
+        raise Unauthenticated("nobody is signed in", hint="Sign in, then download again")
+    require(person.actor, Permission.EXPORT_SPEND)
+    with session_scope(of.writer) as session:
+        now = of.clock.now()
+        export = spend_csv(month_spend(session, month, zone=of.zone, now=now), now)
+        audit.append(
+            session, person.actor, "spend.export", f"month {month}", "", dict(export.manifest()), now
+        )
+    return export
+
+
+def warm() -> None:
+    """Do at the start what the first visitor would wait for."""
+    deps()
+    _plotly_gzipped()

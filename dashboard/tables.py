@@ -1,0 +1,150 @@
+"""How each table's columns look: labels, units, bars. Constants only.
+
+Prevents: a column without its unit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+column = st.column_config
+
+NODES: dict[str, Any] = {
+    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width="small"),
+    "pool": column.TextColumn("Pool", width="small"),
+    "state": column.TextColumn("State, age of last sample", width="medium"),
+    "rho": column.ProgressColumn(
+        "rho", min_value=0, max_value=1.2, format="%.2f", help="1.0 is the capacity"
+    ),
+    "interval": column.TextColumn("rho, interval"),
+    "grade": column.TextColumn("Grade", width="small"),
+    "arrivals": column.NumberColumn("Arrivals, req/s", format="%.2f"),
+    "running": column.NumberColumn("Running"),
+    "waiting": column.NumberColumn("Waiting"),
+    "kv": column.ProgressColumn("KV cache used", min_value=0, max_value=100, format="%.0f %%"),
+    "flags": column.TextColumn("Data quality"),
+    "last problem": column.TextColumn("Last problem, 1 h"),
+}
+TRAFFIC: dict[str, Any] = {
+    "tenant": column.TextColumn("Tenant"),
+    "tier": column.TextColumn("Tier", width="small"),
+    "offered": column.NumberColumn("Offered", format="localized"),
+    "admitted": column.NumberColumn("Admitted", format="localized"),
+    "refused": column.NumberColumn("Refused", format="localized"),
+    "refused %": column.NumberColumn("Refused, %", format="%.1f %%"),
+    "why": column.TextColumn("Why refused", width="medium"),
+    "tokens/s": column.NumberColumn("Output tokens/s", format="%.0f"),
+    "wait p95": column.TextColumn("Queue wait p95"),
+    "TTFT p95": column.TextColumn("TTFT p95"),
+}
+LATENCY: dict[str, Any] = {
+    "latency": column.TextColumn("Latency"),
+    **{name: column.TextColumn(name) for name in ("p50", "p95", "p99", "p99.9", "mean")},
+    "requests": column.NumberColumn("Observations", format="localized"),
+    "note": column.TextColumn("How far to trust it", width="medium"),
+}
+GATEWAYS: dict[str, Any] = {
+    "gateway": column.TextColumn("Gateway", width="small"),
+    "condition": column.TextColumn("Condition", width="small"),
+    "revision": column.TextColumn("Revision: runs / should run"),
+    "generation": column.TextColumn("Generation: runs / should run"),
+    "heard": column.TextColumn("Last answer"),
+    "in flight": column.NumberColumn("In flight"),
+    "queued": column.TextColumn("Queued by tier"),
+    "nodes": column.TextColumn("Usable nodes"),
+    "why": column.TextColumn("Why", width="large"),
+}
+HISTORY: dict[str, Any] = {
+    "revision": column.NumberColumn("Revision", width="small"),
+    "at": column.TextColumn("When"),
+    "author": column.TextColumn("Who"),
+    "note": column.TextColumn("Why", width="large"),
+    "restores": column.TextColumn("Restores", width="small"),
+    "rollout": column.TextColumn("Rollout", width="small"),
+}
+DIFFERENCES: dict[str, Any] = {
+    "field": column.TextColumn("Field", width="medium"),
+    "old": column.TextColumn("Now"),
+    "new": column.TextColumn("Draft"),
+    "theirs": column.TextColumn("Changed meanwhile to"),
+}
+TENANTS: dict[str, Any] = {
+    "tenant": column.TextColumn(
+        "Tenant", required=True, max_chars=63, validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+    ),
+    "tier": column.SelectboxColumn("Tier", options=["interactive", "batch", "best_effort"], required=True),
+    "tokens_per_minute": column.NumberColumn(
+        "Tokens/min", min_value=0, step=1, required=True, format="localized"
+    ),
+    "burst_tokens": column.NumberColumn(
+        "Burst, tokens", min_value=0, step=1, required=True, format="localized"
+    ),
+    "max_in_flight_tokens": column.NumberColumn(
+        "In flight, tokens", min_value=0, step=1, required=True, format="localized"
+    ),
+    "max_concurrent_requests": column.NumberColumn(
+        "Concurrent requests", min_value=0, step=1, required=True, format="localized"
+    ),
+    "weight": column.NumberColumn("Weight in tier", min_value=1, max_value=10_000, step=1, required=True),
+    "monthly_budget_usd": column.TextColumn("Monthly budget, USD", help="Empty: no budget"),
+    "over_budget": column.SelectboxColumn(
+        "Over budget", options=["warn", "downgrade", "refuse"], required=True
+    ),
+}
+KEYS: dict[str, Any] = {
+    "key": column.TextColumn("Key"),
+    "tenant": column.TextColumn("Tenant"),
+    "label": column.TextColumn("Label"),
+    "by": column.TextColumn("Created by"),
+    "at": column.TextColumn("Created"),
+    "state": column.TextColumn("State"),
+}
+SPEND: dict[str, Any] = {
+    "line": column.TextColumn("Line", width="small"),
+    "tenant": column.TextColumn("Tenant"),
+    "tier": column.TextColumn("Tier"),
+    "model": column.TextColumn("Model"),
+    "pool": column.TextColumn("Pool"),
+    "requests": column.NumberColumn("Requests", format="localized"),
+    "prompt": column.NumberColumn("Prompt tokens", format="localized"),
+    "output": column.NumberColumn("Output tokens", format="localized"),
+    "hours": column.TextColumn("Node-hours"),
+    "usd": column.TextColumn("USD"),
+}
+SUBTOTALS: dict[str, Any] = {
+    "of": column.TextColumn("Of"),
+    "usd": column.TextColumn("USD"),
+    "share": column.ProgressColumn("Share of total", min_value=0, max_value=100, format="%.1f %%"),
+}
+PRICES: dict[str, Any] = {
+    "class": column.TextColumn("Price class"),
+    "pool": column.TextColumn("Pool"),
+    "usd": column.TextColumn("USD a node-hour"),
+    "from": column.TextColumn("In force from"),
+    "source": column.TextColumn("Source", width="medium"),
+    "by": column.TextColumn("Set by"),
+}
+AUDIT: dict[str, Any] = {
+    "id": column.NumberColumn("Row", width="small"),
+    "at": column.TextColumn("When"),
+    "actor": column.TextColumn("Who"),
+    "role": column.TextColumn("Role", width="small"),
+    "via": column.TextColumn("Via", width="small"),
+    "action": column.TextColumn("Action"),
+    "subject": column.TextColumn("Subject"),
+    "note": column.TextColumn("Why", width="medium"),
+    "detail": column.TextColumn("Detail", width="large"),
+}
+OPTIONS: dict[str, Any] = {
+    "option": column.TextColumn("Option", width="medium"),
+    "nodes": column.NumberColumn("Nodes"),
+    "spot": column.NumberColumn("Spot nodes"),
+    "usd": column.TextColumn("USD a month"),
+    "rho peak": column.NumberColumn("rho at peak", format="%.2f"),
+    "rho mean": column.NumberColumn("rho at mean", format="%.2f"),
+    "shed": column.TextColumn("Refused while at peak"),
+    "per million": column.TextColumn("USD per million tokens"),
+}
+PLAIN: dict[str, Any] = {}

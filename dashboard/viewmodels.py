@@ -1,0 +1,75 @@
+"""Words every page uses: cards, notices, and the verdicts about freshness and conditions. Pure.
+
+Prevents: a state that is only a colour, and a reader who has to know a threshold by heart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from control.freshness import Freshness
+from control.queries_policy import Condition
+from dashboard.times import age
+from dashboard.words import Tone
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number with its word."""
+
+    label: str
+    value: str
+    word: str
+    tone: Tone
+    note: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing that wants attention, or happened."""
+
+    tone: Tone
+    word: str
+    text: str
+    since: str
+    page: str = ""  # path of the page's file, for a link
+    link: str = ""
+    query: dict[str, str] = field(default_factory=dict)
+
+
+FLEET_PAGE = "app_pages/fleet.py"
+NODE_PAGE = "app_pages/node.py"
+POLICY_PAGE = "app_pages/policy.py"
+ROLLOUT_PAGE = "app_pages/rollout.py"
+SPEND_PAGE = "app_pages/spend.py"
+AUDIT_PAGE = "app_pages/audit.py"
+
+CONDITION_LOOKS: dict[Condition, tuple[Tone, str]] = {
+    "converged": ("good", "converged"),
+    "behind": ("watch", "behind"),
+    "drifting": ("watch", "drifting"),
+    "unreachable": ("act", "unreachable"),
+    "rejected": ("act", "rejected"),
+    "unknown": ("unknown", "unknown"),
+}
+#: A sign before the word, for tables that can hold neither colour nor icon.
+SIGNS: dict[Tone, str] = {
+    "good": "\u2713",
+    "watch": "\u25b2",
+    "act": "\u2716",
+    "unknown": "?",
+    "plain": "\u2022",
+}
+
+
+def node_state_text(freshness: Freshness, age_s: float | None, state: str) -> str:
+    """Return a node's state in words with the age of its last sample: "fresh, 4 s", "silent, never seen"."""
+    seen = "never seen" if age_s is None else age(age_s)
+    desired = "" if state == "active" else f", {state}"
+    return f"{SIGNS[freshness_tone(freshness)]} {freshness.value}, {seen}{desired}"
+
+
+def freshness_tone(freshness: Freshness) -> Tone:
+    """Return how a freshness looks."""
+    return {Freshness.FRESH: "good", Freshness.STALE: "watch", Freshness.SILENT: "act"}[freshness]  # type: ignore[return-value]

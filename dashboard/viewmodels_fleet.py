@@ -1,0 +1,328 @@
+"""The fleet page in words: five numbers, what needs attention, what changed, the node table, traffic.
+
+Pure. Ratios are 0..1. A number some part of which is not known says so; it is never made up. Prevents: a
+fleet called healthy because its silent nodes were left out, and rho read without its grade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from control.freshness import Freshness
+from control.queries_fleet import AlertView, HealthPoint, HealthView
+from control.queries_gateway_traffic import TenantTraffic
+from control.queries_nodes import NodeRowView
+from control.queries_policy import AuditEntry, GatewayState
+from dashboard import charts, theme, words
+from dashboard.charts import Figure, Line, Marker
+from dashboard.data import FleetNow
+from dashboard.times import UNKNOWN, Zone, age
+from dashboard.viewmodels import (
+    CONDITION_LOOKS,
+    NODE_PAGE,
+    ROLLOUT_PAGE,
+    Card,
+    Notice,
+    node_state_text,
+)
+from dashboard.words import Tone
+from fleet.health_reading import TARGET_RHO
+
+#: Shares of refused requests and of KV memory from which a number is worth a look, or action.
+REFUSED_WATCH, REFUSED_ACT = 0.01, 0.10
+KV_WATCH, KV_ACT = 0.85, 0.95
+TTFT_GOOD_S = 0.5  # the default objective: p95 under 500 ms
+ROWS_SHOWN = 6
+
+GRADES: dict[str, str] = {
+    "A": "well measured",
+    "B": "measured",
+    "C": "estimated from little load",
+    "D": "not identifiable",
+}
+RHO_HELP = (
+    "rho = arrival rate / service capacity. Capacity is what busy nodes could finish at the present mix, "
+    f"not what they finished. Above {TARGET_RHO:g} for two minutes an alert opens."
+)
+BALANCE_HELP = (
+    "Flow balance is arrivals / completions. It reads 1.0 for every stable fleet, idle ones included, so it "
+    "never drives an alarm; away from 1 it says that queues grow or drain."
+)
+
+
+def cards(now: FleetNow) -> list[Card]:
+    """Return the five numbers of the first row."""
+    return [_rho(now.health), _ttft(now), _refused(now.traffic), _queued(now), _kv(now.nodes)]
+
+
+def rho_tone(rho: float | None, low: float | None) -> tuple[Tone, str]:
+    """Return how a rho looks and its word; where only the interval passes the target it is a watch."""
+    if rho is None:
+        return "unknown", "not known"
+    if rho > 1:
+        return "act", "overloaded"
+    if rho > TARGET_RHO:
+        return ("act", "past 0.85") if low is not None and low > TARGET_RHO else ("watch", "past 0.85")
+    return "good", "has room"
+
+
+def _rho(health: HealthView | None) -> Card:
+    if health is None:
+        return Card("Fleet rho", UNKNOWN, "no verdict yet", "unknown", help=RHO_HELP)
+    if health.is_stale:
+        note = f"last known {words.ratio(health.rho)}, {age(health.age_s)} ago"
+        return Card("Fleet rho", UNKNOWN, "stale", "unknown", note, RHO_HELP)
+    tone, word = rho_tone(health.rho, health.rho_low)
+    notes = [words.interval(health.rho_low, health.rho_high)]
+    if health.grade:
+        notes.append(f"grade {health.grade}, {GRADES.get(health.grade, '')}")
+    if health.partial:
+        notes.append("partial: " + (", ".join(health.missing_nodes) or "some nodes unknown"))
+    return Card(
+        "Fleet rho", words.ratio(health.rho), word, tone, "; ".join(n for n in notes if n), RHO_HELP
+    )
+
+
+def _ttft(now: FleetNow) -> Card:
+    view = now.latency.get("ttft_s")
+    help_ = "95th percentile of the time to the first token at the engines, all nodes' histograms merged."
+    label = "TTFT p95, 10 min"
+    if view is None or view.p95 is None:
+        return Card(label, UNKNOWN, "no requests", "unknown", "nothing measured in 10 min", help_)
+    tone: Tone = "good" if not view.p95.is_censored and view.p95.estimate <= TTFT_GOOD_S else "watch"
+    word = "within 500 ms" if tone == "good" else "over 500 ms"
+    note = f"of {words.count(view.count)} requests"
+    if view.p95.too_few:
+        tone, word = "unknown", "too few to say"
+    return Card(label, words.quantile(view.p95).removesuffix(" (few)"), word, tone, note, help_)
+
+
+def refused_share(traffic: Sequence[TenantTraffic]) -> tuple[int, int] | None:
+    """Return (refused, offered) requests; None where a part of what was offered is not known."""
+    known = [t.offered for t in traffic if t.offered is not None]
+    if not known or len(known) < len(traffic):
+        return None
+    return sum(t.refused_total for t in traffic), sum(known)
+
+
+def _refused(traffic: Sequence[TenantTraffic]) -> Card:
+    help_ = "Requests the gateways refused or evicted, of all that came to the door."
+    label, share = "Refused, 10 min", refused_share(traffic)
+    if share is None:
+        return Card(label, UNKNOWN, "not counted", "unknown", "no gateway was read", help_)
+    refused, offered = share
+    if offered == 0:
+        return Card(label, UNKNOWN, "no requests", "unknown", "nothing was offered", help_)
+    part = refused / offered
+    tone: Tone = "act" if part >= REFUSED_ACT else "watch" if part >= REFUSED_WATCH else "good"
+    word = {"act": "many", "watch": "some", "good": "few or none"}[tone]
+    note = f"{words.count(refused)} of {words.count(offered)} requests"
+    return Card(label, words.percent(part), word, tone, note, help_)
+
+
+def _queued(now: FleetNow) -> Card:
+    gates = [sum(q.requests for q in g.queues.values()) for g in now.gateways if g.queues is not None]
+    health = now.health
+    engines = health.waiting if health is not None and not health.is_stale else None
+    is_whole = engines is not None and len(gates) == len(now.gateways)
+    if not gates and engines is None:
+        return Card("Queued now", UNKNOWN, "not known", "unknown", "neither gateways nor engines said")
+    total = sum(gates) + (engines or 0)
+    at_gates = words.count(sum(gates)) if len(gates) == len(now.gateways) else "unknown"
+    note = f"gateways {at_gates}, engines {'unknown' if engines is None else words.count(engines)}"
+    tone, word = ("good", "empty") if total == 0 else ("plain", "waiting")
+    if not is_whole:
+        tone, word = "unknown", "partial"
+    return Card("Queued now", ("" if is_whole else "\u2265 ") + words.count(total), word, tone, note)
+
+
+def _kv(nodes: Sequence[NodeRowView]) -> Card:
+    label, help_ = "Fullest KV cache", "Highest share of KV blocks in use on a fresh node."
+    known = [
+        (n.kv_used_ratio, n.name)
+        for n in nodes
+        if n.freshness is Freshness.FRESH and n.kv_used_ratio is not None
+    ]
+    if not known:
+        return Card(label, UNKNOWN, "not known", "unknown", "no fresh node said", help_)
+    worst, name = max(known)
+    tone: Tone = "act" if worst >= KV_ACT else "watch" if worst >= KV_WATCH else "good"
+    word = {"act": "nearly full", "watch": "high", "good": "has room"}[tone]
+    return Card(label, words.percent(worst, 0), word, tone, f"on {name}", help_)
+
+
+def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
+    """Return what wants attention, worst first: alerts, silent and stale nodes, gateways not converged."""
+    found = [_alert(a, at, zone) for a in now.alerts]
+    covered = {a.subject for a in now.alerts if a.rule == "node_silent"}
+    found += [
+        _lost_node(n, at, zone)
+        for n in now.nodes
+        if n.state == "active" and n.freshness is not Freshness.FRESH and n.name not in covered
+    ]
+    found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
+    order: dict[Tone, int] = {"act": 0, "watch": 1, "unknown": 2, "plain": 3, "good": 4}
+    return sorted(found, key=lambda notice: order[notice.tone])
+
+
+def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
+    tone: Tone = "act" if a.severity == "critical" else "watch"
+    word = a.state if a.state != "open" else a.severity
+    if a.state == "acknowledged":
+        tone = "watch"
+    by = f", acknowledged by {a.acknowledged_by}" if a.acknowledged_by else ""
+    is_node = a.scope == "node"
+    return Notice(
+        tone,
+        word,
+        a.summary,
+        f"since {zone.since(a.opened_at, at)}{by}; runbook: docs/operations.md, {a.rule.replace('_', '-')}",
+        NODE_PAGE if is_node else "",
+        a.subject if is_node else "",
+        {"node": a.subject} if is_node else {},
+    )
+
+
+def _lost_node(n: NodeRowView, at: datetime, zone: Zone) -> Notice:
+    why = f": {n.last_failure_reason}" if n.last_failure_reason else ""
+    detail = f", {n.last_failure_detail}" if n.last_failure_detail else ""
+    return Notice(
+        "act" if n.freshness is Freshness.SILENT else "watch",
+        n.freshness.value,
+        f"Node {n.name} does not answer{why}{detail}",
+        "never seen" if n.seen_at is None else f"last sample {zone.since(n.seen_at, at)}",
+        NODE_PAGE,
+        n.name,
+        {"node": n.name},
+    )
+
+
+def _gateway(g: GatewayState) -> Notice:
+    tone, word = CONDITION_LOOKS[g.condition]
+    heard = "never heard" if g.age_s is None else f"heard {age(g.age_s)} ago"
+    return Notice(tone, word, f"Gateway {g.name}: {g.message or word}", heard, ROLLOUT_PAGE, "Rollout")
+
+
+def changes(entries: Sequence[AuditEntry], at: datetime, zone: Zone) -> list[str]:
+    """Return the newest changes as lines of Markdown, newest first."""
+    return [
+        f"**{words.plain(e.action)}** {words.plain(e.subject)} by {words.plain(e.actor)}"
+        + (f": {words.plain(e.note[:80])}" if e.note else "")
+        + f"  \n:small[{words.plain(zone.since(e.at, at))}]"
+        for e in entries[:ROWS_SHOWN]
+    ]
+
+
+def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
+    """Return the node table by column, worst state first. Values of nodes that are not fresh are left out."""
+    order = {Freshness.SILENT: 0, Freshness.STALE: 1, Freshness.FRESH: 2}
+    rows = sorted(nodes, key=lambda n: (order[n.freshness], n.name))
+    fresh = [n.freshness is Freshness.FRESH for n in rows]
+
+    def kept(values: list[Any]) -> list[Any]:
+        return [value if is_fresh else None for value, is_fresh in zip(values, fresh, strict=True)]
+
+    return {
+        "node": [f"/node?node={n.name}" for n in rows],
+        "pool": [n.pool for n in rows],
+        "state": [node_state_text(n.freshness, n.age_s, n.state) for n in rows],
+        "rho": kept([n.rho for n in rows]),
+        "interval": kept([words.interval(n.rho_low, n.rho_high) or None for n in rows]),
+        "grade": kept([n.grade for n in rows]),
+        "arrivals": kept([n.arrival_rate for n in rows]),
+        "running": kept([n.running for n in rows]),
+        "waiting": kept([n.waiting for n in rows]),
+        "kv": kept([None if n.kv_used_ratio is None else 100 * n.kv_used_ratio for n in rows]),
+        "flags": [", ".join(n.flags) for n in rows],
+        "last problem": [n.last_failure_reason for n in rows],
+    }
+
+
+def balance(health: HealthView | None) -> str:
+    """Return the flow balance as a sentence beside rho."""
+    if health is None or health.is_stale or health.flow_balance is None:
+        return "Flow balance (arrivals / completions): not known."
+    return (
+        f"Flow balance (arrivals / completions): **{health.flow_balance:.2f}**. "
+        "It reads 1.0 for any stable fleet, idle ones included, so it never drives an alarm."
+    )
+
+
+def coverage(now: FleetNow, at: datetime) -> str:
+    """Return how complete the newest round was."""
+    if not now.rounds:
+        return "No scrape round yet. Start the controller with `rhodeck control`."
+    newest = now.rounds[0]
+    failed = ", ".join(f"{reason} {count}" for reason, count in sorted(newest.failures.items()))
+    return (
+        f"Newest round {age((at - newest.at).total_seconds())} ago: {newest.nodes_sampled} of "
+        f"{newest.nodes_total} nodes answered, each {newest.period_s:g} s"
+        + (f"; failed: {failed}." if failed else ".")
+    )
+
+
+def rho_figure(points: Sequence[HealthPoint], entries: Sequence[AuditEntry], zone: Zone) -> Figure:
+    """Return rho over time with its interval, the 0.85 line and the changes people made."""
+    starts = [p.at for p in points]
+    markers = [
+        Marker(e.at, e.subject.replace("revision ", "r"))
+        for e in entries
+        if e.action == "policy.publish" and starts and starts[0] <= e.at
+    ]
+    values = [p.rho for p in points]
+    known = [v for v in values if v is not None]
+    summary = (
+        f"rho of the fleet over time, between {min(known):.2f} and {max(known):.2f}"
+        if known
+        else "rho of the fleet over time: nothing known"
+    )
+    return charts.timeline(
+        starts,
+        [Line("rho", values, theme.BLUE)],
+        zone,
+        title="Fleet rho",
+        unit="ratio",
+        summary=summary,
+        limit=(TARGET_RHO, f"{TARGET_RHO:g}, alert after 2 min"),
+        markers=markers,
+        band=([p.rho_low for p in points], [p.rho_high for p in points]),
+    )
+
+
+def flow_figure(points: Sequence[HealthPoint], zone: Zone) -> Figure:
+    """Return arrivals, capacity and completions over time."""
+    return charts.timeline(
+        [p.at for p in points],
+        [
+            Line("capacity mu", [p.service_rate for p in points], theme.ORANGE, "dash"),
+            Line("arrivals lambda", [p.arrival_rate for p in points], theme.BLUE),
+            Line("finished X", [p.throughput for p in points], theme.GREEN, "dot"),
+        ],
+        zone,
+        title="Arrivals, capacity, completions",
+        unit="req/s",
+        summary="arrival rate, service capacity and throughput of the fleet over time",
+    )
+
+
+def traffic_rows(traffic: Sequence[TenantTraffic], span_s: int) -> dict[str, list[Any]]:
+    """Return the traffic table by column: what each tenant offered, got, and had refused, and why."""
+    return {
+        "tenant": [t.tenant for t in traffic],
+        "tier": [t.tier.replace("_", "-") for t in traffic],
+        "offered": [t.offered for t in traffic],
+        "admitted": [t.dispatched for t in traffic],
+        "refused": [t.refused_total if t.offered is not None else None for t in traffic],
+        "refused %": [100 * t.refused_total / t.offered if t.offered else None for t in traffic],
+        "why": [_why(t) for t in traffic],
+        "tokens/s": [None if t.output_tokens is None else t.output_tokens / span_s for t in traffic],
+        "wait p95": [words.quantile(t.queue_wait.p95) for t in traffic],
+        "TTFT p95": [words.quantile(t.ttft.p95) for t in traffic],
+    }
+
+
+def _why(t: TenantTraffic) -> str:
+    reasons = sorted(((count, name) for name, count in t.refused.items() if count), reverse=True)
+    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for count, name in reasons)
