@@ -66,6 +66,11 @@ class Backlog:
             return parked.passed_tokens + ticket.tokens <= parked.tokens
         return self.queue.lead_tokens(ticket.tier, parked.tier) <= parked.tokens
 
+    def is_contended(self, ticket: Ticket) -> bool:
+        """Say whether something waits for a node that it could start on."""
+        queue = self.queue
+        return queue.requests > 0 and self._placement.shares_nodes(ticket, queue.waiting_keys())
+
     def join(self, ticket: Ticket, now_s: float) -> None:
         """Queue a request."""
         self.queue.push(ticket)
@@ -156,7 +161,9 @@ class Backlog:
                 book = self.place(ticket, now_s)
                 if book is not None:
                     return ticket, book, place == 0
-                if key in self._parked:
+                # Where nothing fits, the order of the queue stays open for what may come.
+                nothing_fits = self._placement.most_room(ticket) < self.queue.least_tokens()
+                if key in self._parked or nothing_fits:
                     blocked.lanes.add(key)
                 else:
                     self.queue.park(ticket)

@@ -33,10 +33,11 @@ class Pool:
     `most_room` is at least the room of its roomiest node: what needs more need not look.
     """
 
-    __slots__ = ("groups", "most_room")
+    __slots__ = ("groups", "most_room", "names")
 
     def __init__(self, groups: list[list[NodeBudget]]) -> None:
         self.groups = groups
+        self.names = frozenset(book.name for group in groups for book in group)
         self.most_room = -1
 
     def __iter__(self) -> Iterator[NodeBudget]:

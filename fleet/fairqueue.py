@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fleet.offers import Ticket, TierQueue
 from fleet.outcomes import TIERS, Tier
@@ -158,6 +158,7 @@ class FairQueue:
         self._weights: Mapping[Tier, int] = dict.fromkeys(TIERS, 1)
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._waiting_by_model: dict[tuple[str, Tier], tuple[int, int]] = {}
+        self._requests_by_bits = [0] * 64
         self.requests = 0
 
     def set_weights(self, weights: Mapping[Tier, int]) -> None:
@@ -209,6 +210,7 @@ class FairQueue:
         self.requests += sign
         state.requests += sign
         state.tokens += sign * ticket.tokens
+        self._requests_by_bits[min(63, ticket.tokens.bit_length())] += sign
         key = (ticket.request.model, ticket.tier)
         requests, tokens = self._waiting_by_model.get(key, (0, 0))
         if requests + sign:
@@ -230,12 +232,6 @@ class FairQueue:
                 found.append((head[0], head[1].ticket_id, head[1]))
         found.sort()
         return [ticket for _, _, ticket in found]
-
-    def is_head(self, ticket: Ticket) -> bool:
-        """Say whether a waiting request is next in its lane."""
-        state = self._tiers[ticket.tier]
-        head = state.lanes[lane_of(ticket)].head(state.tags)
-        return head is not None and head[1] is ticket
 
     def tiers_in_turn(self) -> list[Tier]:
         """Return the tiers that have something waiting, the one whose turn it is first."""
@@ -277,6 +273,17 @@ class FairQueue:
     def is_waiting(self, model: str) -> bool:
         """Say whether any request for a model waits."""
         return any((model, tier) in self._waiting_by_model for tier in TIERS)
+
+    def least_tokens(self) -> int:
+        """Return a size that no waiting request is below, at most half too low."""
+        for bits, requests in enumerate(self._requests_by_bits):
+            if requests:
+                return (1 << bits) >> 1
+        return 0
+
+    def waiting_keys(self) -> Iterable[tuple[str, Tier]]:
+        """Return the (model, tier) for which something waits."""
+        return self._waiting_by_model.keys()
 
     def waiting_tokens(self, model: str) -> int:
         """Return the tokens that wait for a model, all tiers."""

@@ -126,7 +126,7 @@ class Gate:
             if hopeless is not None and hopeless.outcome is Outcome.REJECTED_TOO_LARGE:
                 return hopeless
             return self._refusals.refuse_quota(account.name, *exceeded)
-        if not self._is_due and not self._backlog.queue.is_waiting(request.model):
+        if not self._backlog.is_contended(ticket):
             book = self._backlog.place(ticket, now_s)
             if book is not None:
                 account.accept(ticket.tokens)
@@ -208,16 +208,24 @@ class Gate:
         if refused is not None:
             return refused
         account.accept(ticket.tokens)
-        backlog = self._backlog
-        backlog.join(ticket, now_s)
-        if not self._is_due and backlog.queue.is_head(ticket):
-            # Those before it do not fit anywhere now, or they would have started.
-            book = backlog.place(ticket, now_s)
-            if book is not None:
-                backlog.start(ticket, book, in_turn=False, now_s=now_s)
-                return Dispatch(book.name, self._open_lease(ticket, book, now_s))
         account.queued += 1
-        return Queued(ticket)
+        self._backlog.join(ticket, now_s)
+        dispatch: Dispatch | None = None
+        if self._placement.may_have_room(ticket):
+            for started in self._start_what_fits(now_s):
+                if started.ticket is ticket:
+                    dispatch = Dispatch(started.node, started.lease)
+                else:
+                    self._events.append(started)
+        return dispatch or Queued(ticket)
+
+    def _start_what_fits(self, now_s: float) -> list[Started]:
+        self._is_due = False
+        started: list[Started] = []
+        for ticket, book in self._backlog.starts(now_s):
+            self._accounts.by_name(ticket.account).queued -= 1
+            started.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
+        return started
 
     def _no_place(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when the queue is full or too slow for the request's tier."""
@@ -296,10 +304,7 @@ class Gate:
         for ticket in self._backlog.queue.expired(now_s):
             events.append(self._evict_late(ticket, now_s))
         if self._is_due or events:
-            for ticket, book in self._backlog.starts(now_s):
-                self._accounts.by_name(ticket.account).queued -= 1
-                events.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
-            self._is_due = False
+            events += self._start_what_fits(now_s)
         return events
 
     def _evict_late(self, ticket: Ticket, now_s: float) -> Evicted:

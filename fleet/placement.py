@@ -148,6 +148,19 @@ class Placement:
         pool = self._pools.get((ticket.request.model, ticket.tier))
         return pool is not None and ticket.tokens <= pool.most_room
 
+    def most_room(self, ticket: Ticket) -> int:
+        """Return at least the tokens that fit on its roomiest node; -1: none takes a request."""
+        pool = self._pools.get((ticket.request.model, ticket.tier))
+        return -1 if pool is None else pool.most_room
+
+    def shares_nodes(self, ticket: Ticket, waiting: Iterable[tuple[str, Tier]]) -> bool:
+        """Say whether it could run on a node that requests of one of these (model, tier) wait for."""
+        own = self._pools.get((ticket.request.model, ticket.tier))
+        if own is None:
+            return False
+        pools = {self._pools.get(key) for key in waiting}
+        return own in pools or any(pool and not own.names.isdisjoint(pool.names) for pool in pools)
+
     def choose(self, ticket: Ticket, keep_free: Sequence[Ticket], now_s: float) -> NodeBudget | None:
         """Return the node to send to now, or None when none has room. O(nodes).
 
@@ -187,9 +200,14 @@ class Placement:
     def _is_kept(self, book: NodeBudget, ticket: Ticket, waiting: Ticket) -> bool:
         """Say whether `waiting` waits for the room that `ticket` would take on `book`'s node.
 
-        One that waits for its own size class only, while the node has room, is not kept from by others.
+        One that waits there for its own size class is not kept from by others.
         """
-        if waiting.size_class != ticket.size_class and book.room >= waiting.tokens:
+        size_class = waiting.size_class
+        if (
+            size_class is not None
+            and size_class != ticket.size_class
+            and not book.class_has_room(waiting.tokens, size_class, self._ratio(waiting))
+        ):
             return False
         return self.may_use(waiting, book)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from gate_world import assignment, node, request, state, tenant
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -264,6 +265,6 @@ class GateMachine(RuleBasedStateMachine):
         assert self.gate.next_deadline_s() is None
 
 
-TestGateMachine = GateMachine.TestCase
+TestGateMachine = pytest.mark.slow(GateMachine.TestCase)
 #: 400 runs of up to 60 steps: 24,000 steps.
 TestGateMachine.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)

@@ -56,6 +56,14 @@ def test_cost_aware_sends_batch_to_spot_first_and_interactive_last(tier: Tier, o
     assert sent == [name for name in order for _ in range(85)]
 
 
+@pytest.mark.parametrize("strategy", ["least_loaded", "kv_room", "cost_aware"])
+def test_interactive_takes_spot_only_when_no_guaranteed_node_has_room(strategy: str):
+    nodes = [node("s1", price_class="spot"), node("n1")]
+    routing = {"strategy": strategy, "spot_tiers": ["interactive"]}
+    gate = open_gate(assignment(nodes=nodes, routing=routing))
+    assert [sent_to(gate, n) for n in range(86)] == ["n1"] * 85 + ["s1"]
+
+
 def test_one_prefix_stays_on_one_node_until_it_is_hot():
     nodes = [node(f"n{n}") for n in range(4)]
     gate = open_gate(assignment(nodes=nodes, routing={"prefix_affinity": True}))
