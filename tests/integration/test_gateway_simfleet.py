@@ -1,0 +1,93 @@
+"""The gateway in front of simulated vLLM nodes: what it counts is what the nodes count themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway_process import ROOT, GatewayProcess, assignment, events, eventually
+
+_COUNTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
+
+
+@pytest.fixture
+def nodes() -> Generator[list[dict[str, Any]]]:
+    command = [sys.executable, "-m", "simfleet", "nodes", "--nodes", "3", "--profile", "tiny"]
+    command += ["--seed", "1", "--base-port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        listed: list[dict[str, Any]] = []
+        for line in process.stdout:
+            if line.startswith("{"):
+                listed.append(json.loads(line))
+            if line.strip() == "ready":
+                break
+        try:
+            yield listed
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def counted(nodes: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the sums of the nodes' own counters."""
+    totals = dict.fromkeys(_COUNTED, 0.0)
+    for node in nodes:
+        for line in httpx.get(f"{node['base_url']}/metrics").text.splitlines():
+            name = line.partition("{")[0]
+            if name in totals:
+                totals[name] += float(line.rpartition(" ")[2])
+    return totals
+
+
+def test_usage_is_exact_against_the_nodes_own_counters(tmp_path: Path, nodes: list[dict[str, Any]]) -> None:
+    listed = httpx.get(f"{nodes[0]['base_url']}/v1/models").json()
+    model = listed["data"][0]["id"]
+    document = assignment([])
+    document["nodes"] = [
+        {"name": node["name"], "pool": "sim", "base_url": node["base_url"], "models": [model]}
+        for node in nodes
+    ]
+    with GatewayProcess(tmp_path / "gw").running() as gateway:
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 3)
+        codes: list[int] = []
+
+        def run(tenant: str, index: int) -> None:
+            message = {"role": "user", "content": "word " * (10 + 7 * index)}
+            body = {"model": model, "messages": [message], "max_tokens": 5 + index}
+            headers = {"X-Rhodeck-Tier": "batch"}
+            with gateway.client(tenant, **headers) as client:
+                for stream in (False, True):
+                    response = client.post("/v1/chat/completions", json=body | {"stream": stream})
+                    codes.append(response.status_code)
+                    if stream:
+                        assert events(response.text)[-1] == "[DONE]"
+
+        threads = [
+            threading.Thread(target=run, args=(tenant, index))
+            for tenant in ("acme", "globex")
+            for index in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert codes == [200] * 32
+        records = gateway.usage()
+        truth = counted(nodes)
+        assert all(record["exact"] for record in records)
+        assert len(records) == truth["vllm:request_success_total"] == 32
+        assert sum(record["prompt_tokens"] for record in records) == truth["vllm:prompt_tokens_total"]
+        assert sum(record["output_tokens"] for record in records) == truth["vllm:generation_tokens_total"]
+        assert {record["node"] for record in records} == {node["name"] for node in nodes}
+        status = gateway.status()
+        assert (status["in_flight_requests"], status["in_flight_tokens"]) == (0, 0)
