@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -41,7 +41,7 @@ class AlertRule:
     name: str
     severity: str  # of nodes; pools and the fleet are always critical
     timing: Callable[[float], Rule]
-    runbook: str  # heading in docs/operations.md
+    runbook: str  # heading in docs/control.md
 
 
 def _rho_timing(period_s: float) -> Rule:
@@ -207,6 +207,12 @@ def apply(
     changes += [_resolve(row, at, "no longer watched") for key, row in alerts.items() if key not in watched]
     _store_timers(session, at, timers, kept)
     return changes
+
+
+def count_unresolved(session: Session) -> int:
+    """Return how many alerts are open, acknowledged or stale."""
+    session.flush()
+    return session.scalar(select(func.count()).select_from(AlertRow).where(_UNRESOLVED)) or 0
 
 
 def _state(machine: dict[str, Any]) -> AlarmState:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import BigInteger, func, select
 from sqlalchemy.orm import Session
 
 from control.deps import Bake, Finding, Verdict
@@ -97,7 +97,9 @@ def attainment(session: Session, gateways: Sequence[str], since: datetime, ttft_
     low, high = (0, 0) if merged is None else counted_within(merged, ttft_s)
     each = func.jsonb_each_text(g.outcomes).table_valued("key", "value", joins_implicitly=True)
     failed = session.scalar(
-        select(func.sum(each.c.value.cast(g.offered.type))).where(*where, each.c.key.in_(sorted(NOT_GOOD)))
+        select(func.sum(each.c.value.cast(BigInteger)))
+        .select_from(g, each)
+        .where(*where, each.c.key.in_([outcome.value for outcome in sorted(NOT_GOOD)]))
     )
     started = 0 if merged is None else merged.count
     return Attainment(started + int(failed or 0), low, high)

@@ -179,7 +179,7 @@ def traffic_timeline(
     shed = (
         select(func.coalesce(func.sum(cast(each.c.value, BigInteger)), 0))
         .select_from(each)
-        .where(each.c.key.in_(sorted(SHED)))
+        .where(each.c.key.in_([outcome.value for outcome in sorted(SHED)]))
         .scalar_subquery()
     )
     rows = session.execute(

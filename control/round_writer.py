@@ -181,6 +181,7 @@ class RoundWriter:
         )
         write_estimates(session, assessment.at, recorded.estimates)
         changes = alerts.apply(session, assessment.at, assessment.period_s, recorded.observations)
+        self._metrics.alerts_open.set(alerts.count_unresolved(session))
         self._metrics.rounds_stored.inc()
         return changes
 

@@ -1,4 +1,4 @@
-"""`rhodeck status`, `nodes` and `pools` as processes, and what they stand on: freshness, queries, commands."""
+"""`rhodeck status`, `nodes` and `pools` as processes, and what they stand on: queries and commands."""
 
 from __future__ import annotations
 
