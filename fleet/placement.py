@@ -170,6 +170,7 @@ class Placement:
         pool = self._pools.get((request.model, ticket.tier))
         if pool is None:
             return None
+        has_room = False
         for avoid in (request.avoid, ()) if request.avoid else ((),):
             for group in pool.groups:
                 books = [
@@ -177,11 +178,12 @@ class Placement:
                     for book in group
                     if book.room >= ticket.tokens and now_s - book.seen_at_s <= STALE_AFTER_S
                 ]
+                has_room = has_room or bool(books)
                 if books and (keep_free or avoid or ticket.size_class is not None):
                     books = [book for book in books if self._may_take(book, ticket, keep_free, avoid)]
                 if books:
                     return self._best(books, request.prefix_key)
-        if not keep_free and ticket.size_class is None:
+        if not has_room:
             pool.most_room = max(book.room for book in pool)
         return None
 
