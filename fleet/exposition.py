@@ -18,6 +18,7 @@ from fleet.exposition_lines import Sample, read_line
 
 _MIB = 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
+_LONG_CHARS = 4096  # longer lines are read once, by the rules
 _LOOKS_MAX = 100  # lines of a page that are tried for being samples at all
 
 
@@ -175,6 +176,9 @@ class _PageReader:
                 continue
             if line[0] == "#":
                 self._comment(line)
+                continue
+            if len(line) > _LONG_CHARS:
+                self._unusual(line, index)
                 continue
             head, _, text = line.rpartition(" ")
             try:

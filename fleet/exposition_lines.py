@@ -29,7 +29,9 @@ PREFIX_REWRITES: tuple[tuple[str, str], ...] = (
 )
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,|$)')
+_QUOTED = r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"'  # possessive: a hostile line costs its length, once
+_LABEL = re.compile(rf"[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*{_QUOTED}[ \t]*(,|$)")
+_BRACES = re.compile(rf"\{{(?:[^\"}}]++|{_QUOTED})*+\}}")
 _ESCAPE = re.compile(r'\\([\\"n])')
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9.eE+-]*|\.[0-9][0-9eE+-]*|[Ii]nf(?:inity)?|[Nn]a[Nn])")
 
@@ -123,12 +125,14 @@ def read_line(line: str) -> tuple[SeriesKey, float]:
     """
     line = line.strip(" \t\r")
     brace = line.find("{")
-    blank = next((i for i, c in enumerate(line) if c in " \t"), -1)
+    blank = min((at for at in (line.find(" "), line.find("\t")) if at >= 0), default=-1)
     if brace < 0 or (0 <= blank < brace and line[blank:brace].strip(" \t")):
         head, rest = (line[:blank], line[blank:]) if blank >= 0 else (line, "")
     else:
-        close = _closing_brace(line, brace)
-        head, rest = line[: close + 1], line[close + 1 :]
+        labels = _BRACES.match(line, brace)
+        if labels is None:
+            raise ValueError("labels do not end")
+        head, rest = line[: labels.end()], line[labels.end() :]
     value, _, exemplar = rest.strip(" \t").partition("#")
     words = value.split()
     if not 1 <= len(words) <= 2 or (exemplar and not exemplar.lstrip(" \t").startswith("{")):
@@ -136,17 +140,3 @@ def read_line(line: str) -> tuple[SeriesKey, float]:
     if len(words) == 2:
         number(words[1])
     return series_key(head), number(words[0])
-
-
-def _closing_brace(line: str, brace: int) -> int:
-    at, quoted = brace + 1, False
-    while at < len(line):
-        char = line[at]
-        if quoted and char == "\\":
-            at += 1
-        elif char == '"':
-            quoted = not quoted
-        elif char == "}" and not quoted:
-            return at
-        at += 1
-    raise ValueError("labels do not end")

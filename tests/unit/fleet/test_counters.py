@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.counters import Coverage, covered, increment, prom_increase, prom_rate
@@ -82,6 +82,7 @@ def test_a_window_seen_by_less_than_half_has_no_value_to_show():
     assert grades == [Coverage.GOOD, Coverage.PARTIAL, Coverage.PARTIAL, Coverage.INSUFFICIENT]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=1), st.integers(0, 20))
 def test_increments_add_up_whatever_the_restarts(steps: list[int], restart_at: int):
     # A process counts `steps`; at one step it starts again from 0. The sum over pairs is all but the first.

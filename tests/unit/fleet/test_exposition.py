@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from exposition_oracle import read_sample
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.dialect_names import WANTED_PREFIXES
@@ -113,12 +113,14 @@ def sample_lines(draw: st.DrawFn) -> str:
     return f"{draw(NAMES)}{braces}{blank}{draw(VALUES)}{draw(EXTRAS)}".replace("\n", " ")
 
 
+@settings(deadline=None)
 @given(st.lists(sample_lines(), max_size=8))
 def test_made_lines_read_as_the_oracle_reads_them(lines: list[str]):
     text = "".join(f"{line}\n" for line in lines)
     assert flat(read(text)) == by_oracle(text, WANTED_PREFIXES)
 
 
+@settings(deadline=None)
 @given(st.lists(sample_lines(), min_size=1, max_size=4), st.data())
 def test_what_was_read_before_changes_nothing(lines: list[str], data: st.DataObject):
     # Three pages of one length in a row, the later ones with some lines changed, as a scraper sees them.
@@ -129,6 +131,7 @@ def test_what_was_read_before_changes_nothing(lines: list[str], data: st.DataObj
         lines[at] = data.draw(sample_lines())
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(LABEL_VALUES, st.floats(allow_nan=False, allow_infinity=False)), max_size=20))
 def test_what_is_written_is_read_back(samples: list[tuple[str, float]]):
     want = {(("x", v),): n for v, n in reversed(samples)}
@@ -137,6 +140,7 @@ def test_what_is_written_is_read_back(samples: list[tuple[str, float]]):
     assert got == want
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_no_bytes_can_raise_or_poison(body: bytes):
     page = read_page(b'vllm:num_requests_running{engine="0"} ' + body, source="x")
@@ -144,6 +148,7 @@ def test_no_bytes_can_raise_or_poison(body: bytes):
         assert engine.running is None or 0 <= engine.running < 2**63
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2000))
 def test_a_page_cut_anywhere_tells_no_untruth(back: int):
     # Every value read from a cut page is the value of the whole page: half a number is never a number.
@@ -300,6 +305,15 @@ def test_a_page_of_nothing_wanted_is_left_after_a_bounded_number_of_lines():
     assert any("cap of 200000 lines" in remark for remark in found.remarks())
     bad = read_families(b"vllm:a x\n" * 1_000_000, prefixes=WANTED_PREFIXES)
     assert bad.dropped_more < 60_000
+
+
+@pytest.mark.parametrize(
+    "inside", ['x="' + '\\"' * 30_000, '"a"' * 20_000, 'a="b",' * 10_000, "}" * 60_000]
+)
+def test_long_lines_of_nonsense_cost_themselves(inside: str):
+    found = read(f"vllm:a{{{inside}}} 1\nvllm:b 1\n")
+    assert found.series.keys() == {"vllm:b"}
+    assert len(found.remarks()) == 1
 
 
 def test_a_known_layout_does_not_lift_the_caps():

@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -100,6 +100,7 @@ def test_exponential_buckets(case: dict[str, Any]):
         assert got == pytest.approx(want["estimate"], rel=1e-8)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 1e6), st.integers(-2, 5))
 def test_an_exponential_bucket_holds_its_value(value: float, schema: int):
     base, index = exponential_base(schema), exponential_index(value, schema)
@@ -107,6 +108,7 @@ def test_an_exponential_bucket_holds_its_value(value: float, schema: int):
     assert value <= base**index * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20_000), st.sampled_from([0.001, 0.5, 0.9, 0.95, 0.99, 0.999]))
 def test_the_rank_interval_is_the_binomial_one(n: int, q: float):
     lo, hi = rank_interval(n, q)
@@ -164,6 +166,7 @@ def test_different_bounds_merge_to_those_both_have():
     assert merge([]) is None
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0.001, 100.0), min_size=1, max_size=300),
     st.sampled_from([0.0, 0.1, 0.5, 0.95, 0.99, 1.0]),

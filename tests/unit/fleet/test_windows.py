@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.dialects import read_page
@@ -189,6 +189,7 @@ def readings(draw: st.DrawFn) -> PageReading:
     return replace(reading, http_failed=draw(COUNT), admission_rejections=draw(COUNT))
 
 
+@settings(deadline=None)
 @given(readings(), readings())
 def test_no_two_pages_give_a_negative_count_or_an_error(before: PageReading, after: PageReading):
     (got,) = window(before, after, 10.0)
