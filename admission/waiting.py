@@ -29,8 +29,12 @@ class WaitingRoom:
 
         Cancelled while waiting: the place in the queue, or the lease just opened, is given back.
         """
-        decision = self._gate.offer(request, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        decision = self._gate.offer(request, now_s)
         if not isinstance(decision, Queued):
+            due_s = self._gate.next_deadline_s()
+            if due_s is not None and due_s <= now_s:  # the offer started or displaced others
+                self.pump()
             return decision
         ticket = decision.ticket
         waiter: asyncio.Future[Event] = asyncio.get_running_loop().create_future()

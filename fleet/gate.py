@@ -12,8 +12,8 @@ tier standing in front of all others.
             gate.cancel(ticket, now_s)
         case Refused(outcome, reason, retry_after_s, ...): answer HTTP_STATUS[outcome]
 
-The owner calls `poll` after every `release`, `extend`, `cancel`, `observe` and `apply`, and at
-`next_deadline_s()`.
+The owner calls `poll` after every `release`, `cancel`, `observe` and `apply`, and whenever
+`next_deadline_s()` is reached; an `offer` can make it due at once.
 """
 
 from __future__ import annotations

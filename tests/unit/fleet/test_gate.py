@@ -407,3 +407,34 @@ def test_an_unknown_model_has_no_nodes():
     refused = open_gate().offer(request(model="other"), 0.0)
     assert isinstance(refused, Refused)
     assert refused.outcome is Outcome.NO_NODES
+
+
+def test_a_quota_cut_below_present_use_shows_the_excess_and_ends_nothing():
+    gate = open_gate(assignment({"acme": tenant(max_in_flight_tokens=10_000)}))
+    for number in range(10):
+        assert isinstance(gate.offer(request(number), 0.0), Dispatch)
+    gate.apply(assignment({"acme": tenant(max_in_flight_tokens=4_000)}, generation=2), 0.1)
+    use = gate.snapshot(0.1).tenants["acme"]
+    assert (use.tokens, use.over_by_tokens) == (10_000, 6_000)
+    refused = gate.offer(request(99), 0.1)
+    assert isinstance(refused, Refused)
+    assert refused.outcome is Outcome.REJECTED_QUOTA_TOKENS
+
+
+def test_ten_thousand_made_up_tenants_leave_one_account():
+    gate = open_gate(assignment({"guest": tenant()}, default_tenant="guest"))
+    for number in range(10_000):
+        decision = gate.offer(request(number, tenant=f"x{number}"), 0.0)
+        assert isinstance(decision, Dispatch)
+        gate.release(decision.lease, **DONE, now_s=0.0)
+    assert set(gate.snapshot(0.0).tenants) == {"guest"}
+
+
+def test_an_offer_that_displaces_another_makes_the_poll_due_at_once():
+    gate = open_gate(max_queued_requests=1)
+    for number in range(85):
+        gate.offer(request(number), 0.0)
+    gate.offer(request(90, tier=Tier.BATCH), 0.2)
+    gate.offer(request(91), 0.3)
+    assert gate.next_deadline_s() == 0.3
+    assert [event.ticket.request.request_id for event in gate.poll(0.3)] == ["r90"]
