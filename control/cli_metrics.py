@@ -64,8 +64,8 @@ def read(sources: tuple[str, ...], as_json: bool, deadline_s: float) -> None:
     pages = asyncio.run(_read_all(sources, deadline_s))
     if as_json:
         click.echo(json.dumps([_json(page) for page in pages], indent=1, allow_nan=False))
-    else:
-        click.echo("\n\n".join(page_text(p) for p in pages if isinstance(p, PageReading)))
+    elif readable := [page_text(page) for page in pages if isinstance(page, PageReading)]:
+        click.echo("\n\n".join(readable))
     bad = [page for page in pages if isinstance(page, PageUnreadable) or page.state not in _READ]
     for page in bad:
         reason = page.message if isinstance(page, PageUnreadable) else f"{page.source}: {page.state.value}"
