@@ -177,6 +177,11 @@ async def _call(
             return answer.status, bytes(body)
     except TimeoutError as exc:
         raise Unavailable(f"no answer within {deadline_s:g} s") from exc
+    except aiohttp.ClientConnectorError as exc:
+        why = (
+            "connection refused" if isinstance(exc.os_error, ConnectionRefusedError) else str(exc.os_error)
+        )
+        raise Unavailable(_shown(f"cannot be connected to: {why}")) from exc
     except (aiohttp.ClientError, OSError, ValueError) as exc:
         raise Unavailable(_shown(f"{type(exc).__name__}: {exc}")) from exc
 

@@ -219,7 +219,7 @@ def _fold(
         before = place.known
         if wanted is not None and wanted.generation != place.generation:
             before = replace(before, acked_at=None)  # it confirmed something that is desired no more
-        looked = _look(deps, before, answers.get(place.name), now)
+        looked = _look(deps, before, answers.get(place.name), place, now)
         drift = _drift(place, looked)
         looked, refusal = _outcome(deps, looked, results.get(place.name), wanted, place, now)
         state = settled(looked, wanted, refusal, now)
@@ -232,12 +232,12 @@ def _fold(
     return known, acks
 
 
-def _look(deps: Deps, before: Known, answer: Answer | None, now: datetime) -> Known:
+def _look(deps: Deps, before: Known, answer: Answer | None, place: Place, now: datetime) -> Known:
     if answer is None:  # not due yet
         return before
     if isinstance(answer, GatewayStatus):
         return after_answer(before, answer, now)
-    return _silence(deps, before, answer, now)
+    return _silence(deps, before, answer, place, now)
 
 
 def _outcome(
@@ -249,7 +249,7 @@ def _outcome(
     if isinstance(result, InvalidPolicy) and wanted is not None:
         return looked, Refusal(wanted.generation, result.message, result.field)
     if result is not None and not isinstance(result, StaleAssignment):
-        return _silence(deps, looked, result, now), None
+        return _silence(deps, looked, result, place, now), None
     if place.refusal is not None:
         return looked, place.refusal
     stands = wanted is not None and looked.rejected_generation == wanted.generation
@@ -258,9 +258,9 @@ def _outcome(
     return looked, None
 
 
-def _silence(deps: Deps, known: Known, error: FleetError, now: datetime) -> Known:
+def _silence(deps: Deps, known: Known, error: FleetError, place: Place, now: datetime) -> Known:
     if known.failures == 0:
-        log.warning("gateway lost", extra={"reason": error.message})
+        log.warning("gateway lost", extra={"gateway": place.name, "reason": error.message})
     return after_silence(known, error.message, now, cap_s=deps.backoff_cap_s, jitter=deps.rng.random())
 
 

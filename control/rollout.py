@@ -120,7 +120,7 @@ def _all(rollout: Rollout, stands: Sequence[Stand]) -> Move | None:
     applied = sum(stand.is_applied for stand in stands)
     if stands and applied == len(stands):
         return Move(
-            "live", f"all {applied} gateways run it", rollout.first_gateway, rollout.bake_started_at
+            "live", f"every gateway runs it ({applied})", rollout.first_gateway, rollout.bake_started_at
         )
     if not stands:
         return _because(rollout, "no gateway is registered")
