@@ -18,11 +18,16 @@ from collections.abc import Generator
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import settings
 from sqlalchemy.orm import Session
 
 from control.embedded import EmbeddedPostgres
 from fleet.clock import ManualClock
 from tests.postgres_server import THROW_AWAY, DatabaseFactory, FreshDatabase, open_folder
+
+# A slow machine is no counter-example.
+settings.register_profile("rhodeck", deadline=None)
+settings.load_profile("rhodeck")
 
 
 @pytest.fixture
