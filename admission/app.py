@@ -126,8 +126,8 @@ class App:
             ("usage_spool_bytes", "Usage records on disk.", state.spool.size_bytes, "gauge"),
             ("usage_dropped_total", "Usage records lost to a full or failing disk.",
              state.spool.dropped_records, "counter"),
-            ("usage_flush_failures_total", "Flushes of the usage spool the disk refused.",
-             self._flusher.failures, "counter"),
+            ("usage_flush_failures_total", "Writes and flushes of usage the disk refused.",
+             self._flusher.failures + state.journal.failures, "counter"),
         )  # fmt: skip
         for name, help_text, value, kind in single:
             yield Family(prefix + name, help_text, (), {(): value}, kind)

@@ -39,6 +39,7 @@ class EngineLink:
         if target is None:
             raise NodeFailed(Reason.REFUSED, "the node left the fleet")
         priority = self._state.engine_priority(dispatch.lease.tier) if target.honours_priority else None
+        passage.sending()
         url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
         try:
             exchange = await self._upstream.post(url, passage.call.body(priority), passage.request_id)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from admission.calls import Call
 from admission.estimate import PromptEstimator
 from admission.identity import Caller
 from admission.metrics import GatewayMetrics
+from admission.running_journal import RunningJournal
 from admission.sse import Usage
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
@@ -30,6 +32,7 @@ class Ledger:
     room: WaitingRoom
     metrics: GatewayMetrics
     spool: UsageSpool
+    journal: RunningJournal
     estimator: PromptEstimator
     pool_of: Callable[[str], str]
 
@@ -92,6 +95,11 @@ class Passage:
         self._ledger.metrics.held.tokens[self.flow] += lease.tokens - self._booked_tokens
         self._booked_tokens = lease.tokens
 
+    def sending(self) -> None:
+        """Note on disk that the request goes to an engine now."""
+        if self.lease is not None:
+            self._ledger.journal.begin(self.request_id, self._draft(self.lease, self.lease.prompt_tokens))
+
     def reached(self) -> None:
         """Note that the engine has the request."""
         self._reached_engine = True
@@ -120,6 +128,7 @@ class Passage:
             ledger.room.release(lease, prompt_tokens=prompt, output_tokens=output, outcome=taught)
         if self._reached_engine and self._last_lease is not None:
             self._record(self._last_lease, outcome, prompt, output)
+        ledger.journal.end(self.request_id)
 
     def _leave_queue(self) -> None:
         if self._is_queued:
@@ -147,28 +156,34 @@ class Passage:
             return lease.prompt_tokens, self.events
         return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
 
+    def _draft(self, lease: Lease, prompt_tokens: int) -> dict[str, Any]:
+        """Return the part of the usage record that is known before the answer."""
+        return {
+            "tenant": self.caller.tenant,
+            "key_id": self.caller.key_id,
+            "tier": lease.tier,
+            "model": self.call.model,
+            "endpoint": self.call.endpoint,
+            "node": lease.node,
+            "pool": self._ledger.pool_of(lease.node),
+            "prompt_tokens": prompt_tokens,
+            "reserved_tokens": lease.tokens,
+            "queued_s": self._queued_s or 0.0,
+        }
+
     def _record(self, lease: Lease, outcome: Outcome, prompt: int, output: int) -> None:
         """Count the tokens and write the one usage record."""
         ledger = self._ledger
         ledger.metrics.count_tokens(self.flow, prompt, output)
         ledger.spool.append(
             UsageRecord(
+                **self._draft(lease, prompt),
                 seq=ledger.spool.next_seq,
                 request_id=self.request_id,
-                tenant=self.caller.tenant,
-                key_id=self.caller.key_id,
-                tier=lease.tier,
-                model=self.call.model,
-                endpoint=self.call.endpoint,
-                node=lease.node,
-                pool=ledger.pool_of(lease.node),
                 outcome=outcome,
-                prompt_tokens=prompt,
                 cached_tokens=self.usage.cached_tokens if self.usage else None,
                 output_tokens=output,
                 exact=self.usage is not None,
-                reserved_tokens=lease.tokens,
-                queued_s=self._queued_s or 0.0,
                 ttft_s=self.ttft_s,
                 engine_s=ledger.clock.monotonic_s() - self._sent_s,
                 finished_at_s=ledger.clock.now().timestamp(),

@@ -27,6 +27,7 @@ from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
 from admission.proxy import Proxy
+from admission.running_journal import RunningJournal, settle
 from admission.settings import Settings
 from admission.state import GatewayState
 from admission.upstream import Upstream
@@ -64,7 +65,10 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
                 field="--state-dir",
                 hint="Give each gateway a folder of its own",
             )
-        spool = UsageSpool(settings.state_dir / "usage", max_bytes=settings.spool_bytes)
+        usage_dir = settings.state_dir / "usage"
+        spool = UsageSpool(usage_dir, max_bytes=settings.spool_bytes)
+        settle(usage_dir, spool, clock)
+        journal = RunningJournal(usage_dir)
     except OSError as exc:
         raise InvalidInput(
             f"{settings.state_dir} cannot be used: {exc.strerror}",
@@ -80,6 +84,7 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
         room=WaitingRoom(gate, clock),
         metrics=GatewayMetrics(started_at_s),
         spool=spool,
+        journal=journal,
         boot_id=secrets.token_hex(8),
         started_at_s=started_at_s,
     )
@@ -108,6 +113,7 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
         await nodes.close()
         state.room.close()
     state.spool.close()
+    state.journal.close()
     log.info("gateway stopped")
 
 

@@ -13,6 +13,7 @@ from admission.estimate import PromptEstimator
 from admission.identity import KeyRing
 from admission.metrics import GatewayMetrics
 from admission.passage import Ledger
+from admission.running_journal import RunningJournal
 from admission.settings import Settings
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
@@ -32,6 +33,7 @@ class GatewayState:
     room: WaitingRoom
     metrics: GatewayMetrics
     spool: UsageSpool
+    journal: RunningJournal
     boot_id: str
     started_at_s: float
     estimator: PromptEstimator = field(default_factory=PromptEstimator)
@@ -50,7 +52,9 @@ class GatewayState:
     @property
     def ledger(self) -> Ledger:
         """Where endings are booked."""
-        return Ledger(self.clock, self.room, self.metrics, self.spool, self.estimator, self.pool_of)
+        return Ledger(
+            self.clock, self.room, self.metrics, self.spool, self.journal, self.estimator, self.pool_of
+        )
 
     @property
     def is_ready(self) -> bool:

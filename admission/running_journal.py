@@ -1,0 +1,130 @@
+"""Which requests are at engines now, on disk: what a killed gateway still owes a usage record for.
+
+Owns `usage/running.log`: a `+` line with a draft of the record before a request goes to an engine, a `-`
+line after its real record is in the spool. Read once at the start. Sizes are bytes. Prevents: engine
+time that nobody pays for because the gateway was killed while it was used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+from pydantic import ValidationError
+
+from admission.usage_spool import UsageSpool
+from fleet.clock import Clock
+from fleet.messages import UsageRecord
+from fleet.outcomes import Outcome
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "running.log"
+_COMPACT_BYTES = 1 << 20
+
+
+class RunningJournal:
+    """Written through at once: it survives a kill of the process, not a power cut."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin an empty journal; call `settle` for the old one first. Raises OSError."""
+        self._path = folder / FILE_NAME
+        self._running: dict[str, bytes] = {}
+        self._size_bytes = 0
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        self.failures = 0  # writes the disk refused
+
+    def begin(self, request_id: str, draft: dict[str, Any]) -> None:
+        """Note that a request goes to an engine, with what its record will say of it."""
+        line = b"+" + orjson.dumps({"request_id": request_id, **draft}) + b"\n"
+        self._running[request_id] = line
+        self._write(line)
+
+    def end(self, request_id: str) -> None:
+        """Note that the request's record is written."""
+        if self._running.pop(request_id, None) is None:
+            return
+        self._write(b"-" + request_id.encode() + b"\n")
+        if self._size_bytes > _COMPACT_BYTES:
+            self._compact()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._size_bytes += os.write(self._descriptor, data)
+        except OSError as exc:
+            self.failures += 1
+            log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
+
+    def _compact(self) -> None:
+        """Write the running ones into a new file and put it in place of the old."""
+        beside = self._path.with_suffix(".new")
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            content = b"".join(self._running.values())
+            os.write(descriptor, content)
+            beside.replace(self._path)
+        except OSError as exc:
+            self.failures += 1
+            log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
+            return
+        os.close(self._descriptor)
+        self._descriptor, self._size_bytes = descriptor, len(content)
+
+
+def settle(folder: Path, spool: UsageSpool, clock: Clock) -> int:
+    """Give each request that a killed process left running its record; return how many there were.
+
+    Its prompt is booked as estimated and no output: nobody counted it. Raises OSError.
+    """
+    drafts = _left_running(folder / FILE_NAME)
+    if not drafts:
+        return 0
+    recorded = {orjson.loads(body)["request_id"] for body in spool.read(0, 1 << 30)}
+    owed = [draft for request_id, draft in drafts.items() if request_id not in recorded]
+    for draft in owed:
+        try:
+            record = UsageRecord(
+                **draft,
+                seq=spool.next_seq,
+                outcome=Outcome.UPSTREAM_ERROR,
+                cached_tokens=None,
+                output_tokens=0,
+                exact=False,
+                ttft_s=None,
+                engine_s=0.0,
+                finished_at_s=clock.now().timestamp(),
+            )
+        except (ValidationError, TypeError):
+            log.error("a line of the journal of running requests is not a draft")
+            continue
+        spool.append(record)
+    spool.flush()
+    log.warning("requests were cut off by the end of the last process", extra={"requests": len(owed)})
+    return len(owed)
+
+
+def _left_running(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the drafts without an end, by request. A torn last line is not one."""
+    running: dict[str, dict[str, Any]] = {}
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return running
+    for line in lines:
+        if line.startswith(b"-"):
+            running.pop(line[1:].strip().decode("ascii", "replace"), None)
+        elif line.startswith(b"+") and line.endswith(b"\n"):
+            try:
+                draft = orjson.loads(line[1:])
+            except orjson.JSONDecodeError:
+                continue
+            if isinstance(draft, dict) and "request_id" in draft:
+                running[str(cast("dict[str, Any]", draft)["request_id"])] = cast("dict[str, Any]", draft)
+    return running
