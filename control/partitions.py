@@ -20,7 +20,7 @@ DAYS_AHEAD = 3
 #: Key of the advisory lock that lets one process change partitions at a time. Any constant of our own.
 PARTITION_LOCK = 7_266_473_003
 #: Plain tables that follow the same retention, each by its `at`.
-TRIMMED = ("health", "scrape_failure", "round")
+TRIMMED = ("health", "scrape_failure", "round", "sign_in_failure")
 TRIM_BATCH = 20_000
 _NAME = re.compile(r"_(\d{4})(\d{2})(\d{2})$")
 

@@ -7,6 +7,7 @@ that could publish policy, and a leaked token nobody can take back.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fleet.errors import Forbidden, InvalidInput, NotFound, Unauthenticated
 PREFIX = "rk-api-"
 MAX_DAYS = 366
 _TOUCH = timedelta(minutes=1)
+_ID = re.compile(r"at-[0-9a-f]{12}")
 
 
 class Scope(StrEnum):
@@ -105,7 +107,7 @@ def create_api_token(
 def revoke_api_token(session: Session, *, token_id: str, actor: Actor, now: datetime) -> bool:
     """Revoke a token at once; False if it was revoked before. Raises NotFound, Forbidden."""
     require(actor, Permission.MANAGE_ACCOUNTS)
-    row = session.get(ApiTokenRow, token_id)
+    row = session.get(ApiTokenRow, token_id) if _ID.fullmatch(token_id) else None
     if row is None:
         raise NotFound(f"there is no token {token_id[:60]!r}", hint="See `rhodeck tokens list`", field="id")
     if row.revoked_at is not None:
