@@ -91,15 +91,9 @@ def publish(
     if (newest.number if newest else 0) != parent:
         raise _overtaken(session, parent)
     _refuse_unchanged(session, newest, policy)
-    try:
-        published = _write(
-            session, policy, newest, author, reason, now, strategy=strategy, bake_s=_checked_bake(bake_s)
-        )
-    except OvertakenEdit:  # a twin of this very call may have been the first
-        known = idempotency.recall(session, idempotency_key, audit.PUBLISHED, request)
-        if known is None:
-            raise
-        return Published(**known)
+    published = _write(
+        session, policy, newest, author, reason, now, strategy=strategy, bake_s=_checked_bake(bake_s)
+    )
     _remember(session, idempotency_key, audit.PUBLISHED, request, published, now)
     return published
 

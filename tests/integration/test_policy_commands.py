@@ -161,6 +161,37 @@ def test_a_repeated_publish_with_its_key_answers_the_same_and_changes_nothing(se
         once(700)
 
 
+@pytest.mark.parametrize("is_rollback", [False, True])
+def test_a_double_click_publishes_once_and_both_get_the_same_answer(
+    database: FreshDatabase, is_rollback: bool
+) -> None:
+    with Session(database.engine) as session:
+        start(session)
+        send(session, 1, acme=600)
+    barrier = threading.Barrier(2)
+    answers: list[object] = []
+
+    def click() -> None:
+        with Session(database.engine) as session, session.begin():
+            session.execute(select(1))
+            barrier.wait()
+            same = {"author": OPERATOR, "note": "why", "now": NOW, "idempotency_key": "click"}
+            if is_rollback:
+                answers.append(rollback(session, to=1, **same))
+            else:
+                answers.append(publish(session, document=document(acme=700), parent=2, **same))
+
+    threads = [threading.Thread(target=click) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+    with Session(database.engine) as session:
+        assert count(session, PolicyRevisionRow) == 3
+
+
 def test_an_unchanged_document_is_refused(session: Session) -> None:
     start(session)
     with pytest.raises(Conflict, match="nothing changed"):
