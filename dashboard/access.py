@@ -104,3 +104,15 @@ def sign_out() -> None:
         with session_scope(of.writer) as session:
             accounts.sign_out(session, token, of.clock.now())
     st.session_state.pop(_LAST, None)
+
+
+#: What pages ask about, so that they need not know the matrix.
+PUBLISH = Permission.PUBLISH_POLICY
+STEER = Permission.STEER_ROLLOUT
+EXPORT = Permission.EXPORT_SPEND
+PRICES = Permission.SET_PRICES
+
+
+def may_not(permission: Permission) -> str | None:
+    """Return why who is here may not do this; None where they may."""
+    return current().may_not(permission)

@@ -183,7 +183,7 @@ def capacity_scatter(
     summary: str,
     height_px: int = 260,
 ) -> Figure:
-    """Return inter-token latency against batch, one point a window, with the fitted curve if there is one."""
+    """Return inter-token latency against batch, one point a window, and the fitted curve if any."""
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",

@@ -72,7 +72,7 @@ def cards(items: Sequence[Card]) -> None:
         colour, icon = words.LOOKS[item.tone]
         with column.container(border=True, height="stretch", gap=None):
             st.caption(item.label, help=item.help or None)
-            st.markdown(f"<span class='rk-value'>{item.value}</span>", unsafe_allow_html=True)
+            st.markdown(f"<span class='rk-value'>{words.plain(item.value)}</span>", unsafe_allow_html=True)
             st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
             if item.note:
                 st.caption(words.plain(item.note))
@@ -126,3 +126,13 @@ def style() -> None:
         "h1{font-size:1.35rem!important;padding:0!important}h2{font-size:1.1rem!important}"
         "h3{font-size:1rem!important}</style>"
     )
+
+
+def lines(items: Sequence[str]) -> None:
+    """Draw plain sentences as a list."""
+    st.markdown("\n".join(f"- {words.plain(item)}" for item in items))
+
+
+def verdict(tone: words.Tone, text: str) -> None:
+    """Draw a sentence with the box that fits its tone."""
+    {"good": st.success, "act": st.error, "watch": st.warning}.get(tone, st.info)(text)

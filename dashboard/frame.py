@@ -11,7 +11,6 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard import access, components, data, state
-from dashboard.deps import deps
 from dashboard.routes import SIGN_IN_PATH
 from dashboard.viewmodels_frame import stale_after, who
 from fleet.errors import FleetError

@@ -62,7 +62,8 @@ LIVE_PLOT_HTML = '<div class="rk-plot"></div>'
 BADGE_HTML = '<span class="rk-badge" role="status" aria-live="polite"></span>'
 BADGE_CSS = """
 .rk-badge { display: inline-block; padding: 0.15rem 0.6rem; border-radius: 0.4rem; font-size: 0.85rem;
-  font-weight: 600; border: 1px solid currentColor; white-space: nowrap; font-variant-numeric: tabular-nums; }
+  font-weight: 600; border: 1px solid currentColor;
+  white-space: nowrap; font-variant-numeric: tabular-nums; }
 .rk-fresh { color: #0B6E4F; } .rk-stale { color: #fff; background: #B4460A; border-color: #B4460A; }
 .rk-paused { color: #5B6672; }
 @media (prefers-color-scheme: dark) { .rk-fresh { color: #57D6A4; } .rk-paused { color: #A9B4C0; } }

@@ -64,7 +64,7 @@ SIGNS: dict[Tone, str] = {
 
 
 def node_state_text(freshness: Freshness, age_s: float | None, state: str) -> str:
-    """Return a node's state in words with the age of its last sample: "fresh, 4 s", "silent, never seen"."""
+    """Return a node's state with the age of its last sample: "fresh, 4 s", "silent, never seen"."""
     seen = "never seen" if age_s is None else age(age_s)
     desired = "" if state == "active" else f", {state}"
     return f"{SIGNS[freshness_tone(freshness)]} {freshness.value}, {seen}{desired}"

@@ -47,8 +47,8 @@ RHO_HELP = (
     f"not what they finished. Above {TARGET_RHO:g} for two minutes an alert opens."
 )
 BALANCE_HELP = (
-    "Flow balance is arrivals / completions. It reads 1.0 for every stable fleet, idle ones included, so it "
-    "never drives an alarm; away from 1 it says that queues grow or drain."
+    "Flow balance is arrivals / completions. It reads 1.0 for every stable fleet, idle ones included, so "
+    "it never drives an alarm; away from 1 it says that queues grow or drain."
 )
 
 
@@ -216,7 +216,7 @@ def changes(entries: Sequence[AuditEntry], at: datetime, zone: Zone) -> list[str
 
 
 def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
-    """Return the node table by column, worst state first. Values of nodes that are not fresh are left out."""
+    """Return the node table by column, worst state first; a node that is not fresh has no values."""
     order = {Freshness.SILENT: 0, Freshness.STALE: 1, Freshness.FRESH: 2}
     rows = sorted(nodes, key=lambda n: (order[n.freshness], n.name))
     fresh = [n.freshness is Freshness.FRESH for n in rows]

@@ -1,5 +1,59 @@
-"""What about it?"""
+"""How is this node, and why does its rho read as it does?"""
+
+from __future__ import annotations
 
 import streamlit as st
 
-st.title("node")
+from dashboard import components, data, state, tables
+from dashboard import viewmodels_node as vm
+from dashboard.node_actions import node_actions
+
+st.title("Node")
+chosen = state.filters()
+names = data.node_names()
+if components.problem(names, data.now(), chosen.zone) or not names.value:
+    if names.problem is None:
+        st.info("No node is registered. Add one: `rhodeck nodes add NAME URL --pool POOL`.")
+    st.stop()
+name = st.selectbox("Node", names.value, key="node", bind="query-params", width=320)
+
+
+def live() -> None:
+    """Draw everything that moves."""
+    at = data.now()
+    found = data.node(name, chosen.span_s)
+    if components.problem(found, at, chosen.zone) or found.value is None:
+        return
+    detail = found.value
+    components.cards(vm.cards(detail))
+    st.caption(vm.place(detail))
+    left, right = st.columns(2)
+    with left:
+        st.subheader("Why this rho")
+        components.lines(vm.why(detail))
+    with right:
+        st.subheader("Quality of the data")
+        components.lines(vm.quality(detail, at, chosen.zone))
+    history = data.timeline("node", name, chosen.span_s)
+    if not components.problem(history, at, chosen.zone) and history.value is not None:
+        with left:
+            components.plot(vm.rho_figure(history.value, chosen.zone), key="node_rho")
+            components.plot(vm.requests_figure(history.value, chosen.zone), key="node_requests")
+        with right:
+            components.plot(vm.rates_figure(history.value, chosen.zone), key="node_rates")
+            components.plot(vm.kv_figure(history.value, chosen.zone), key="node_kv")
+    st.subheader("Latency in the chosen range")
+    latency = data.node_latency(name, chosen.span_s)
+    if not components.problem(latency, at, chosen.zone) and latency.value is not None:
+        components.table(vm.latency_rows(latency.value), tables.LATENCY, key="latency")
+    st.subheader("Capacity")
+    components.lines(vm.capacity_lines(detail.capacity))
+    if detail.scatter:
+        components.plot(vm.capacity_figure(detail.scatter, detail.capacity), key="node_capacity")
+
+
+components.live(live, chosen.tick_s())
+shown = data.node(name, chosen.span_s).value
+if shown is not None:
+    st.subheader("Actions")
+    node_actions(name, shown.row.state)

@@ -1,5 +1,42 @@
-"""What about it?"""
+"""Has every gateway taken the newest policy, and if not, why?"""
+
+from __future__ import annotations
 
 import streamlit as st
 
-st.title("rollout")
+from dashboard import components, data, state, tables
+from dashboard import viewmodels_rollout as vm
+from dashboard.rollout_actions import rollout_actions
+
+st.title("Rollout")
+chosen = state.filters()
+
+
+def live() -> None:
+    """Draw everything that moves, every two seconds."""
+    at = data.now()
+    found = data.rollout()
+    if components.problem(found, at, chosen.zone) or found.value is None:
+        return
+    now = found.value
+    components.cards(vm.cards(now, at, chosen.zone))
+    said = vm.reason(now.rollout)
+    if said:
+        st.info(said)
+    st.subheader("Gateways")
+    if not now.gateways:
+        st.markdown("No gateway is registered. Add one: `rhodeck gateways add NAME URL`.")
+        return
+    components.table(vm.gateway_rows(now.gateways), tables.GATEWAYS, key="gateways")
+    st.caption(
+        "Each pair is what the gateway said it runs / what it should run. Queued: interactive / batch / "
+        "best-effort. A condition is the gateway's newest word, never what was sent to it."
+    )
+
+
+components.live(live, chosen.tick_s(fast=True))
+newest = data.rollout().value
+if newest is not None:
+    st.subheader("Steer")
+    rollout_actions(newest.rollout)
+    st.page_link("app_pages/policy.py", label="Policy: edit or roll back")

@@ -1,5 +1,46 @@
-"""What about it?"""
+"""What did a month cost, by tenant, tier and model, and does it add up?"""
+
+from __future__ import annotations
 
 import streamlit as st
 
-st.title("spend")
+from dashboard import access, components, data, state, tables
+from dashboard import viewmodels_spend as vm
+from dashboard.prices_panel import prices_panel
+
+st.title("Spend")
+chosen = state.filters()
+months = data.months()
+if components.problem(months, data.now(), chosen.zone) or not months.value:
+    st.stop()
+labels = {month.name: vm.month_label(month) for month in months.value}
+month = st.selectbox(
+    "Month", list(labels), format_func=labels.__getitem__, key="month", bind="query-params", width=240
+)
+found = data.spend(month)
+if not components.problem(found, data.now(), chosen.zone) and found.value is not None:
+    spend = found.value
+    components.cards(vm.cards(spend))
+    for line in vm.warnings(spend):
+        st.warning(line)
+    if not spend.lines:
+        st.info("No node was observed up in this month, so nothing was spent.")
+    for column, by in zip(st.columns(3), ("tenant", "tier", "model"), strict=True):
+        with column:
+            st.subheader(f"By {by}")
+            components.table(vm.subtotal_rows(spend, by), tables.SUBTOTALS, key=f"by_{by}")
+    st.subheader("Lines")
+    components.table(vm.line_rows(spend), tables.SPEND, key="lines", height="auto")
+    st.subheader("Export")
+    why_not = access.may_not(access.EXPORT)
+    export = data.export(month)
+    if export.value is not None and export.value.refused is not None:
+        components.failure(export.value.refused, title="No export")
+    elif export.value is not None and export.value.export is not None:
+        st.link_button("Download CSV", vm.export_path(month), disabled=why_not is not None, help=why_not)
+        st.caption(vm.export_text(export.value.export, chosen.zone))
+
+st.subheader("Prices of node-hours")
+prices = data.price_list()
+if not components.problem(prices, data.now(), chosen.zone) and prices.value is not None:
+    prices_panel(prices.value, chosen.zone)

@@ -1,0 +1,142 @@
+"""The rollout page in words: where the newest revision is, gateway by gateway, and what may be done now.
+
+Pure; durations are seconds. Conditions are what gateways answered, with the age of the answer. Prevents:
+"applied" shown because something was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from control.queries_policy import GatewayState, Rollout, RolloutState
+from dashboard import words
+from dashboard.actions import Verb
+from dashboard.data import RolloutNow
+from dashboard.times import UNKNOWN, Zone, age
+from dashboard.viewmodels import CONDITION_LOOKS, SIGNS, Card
+from dashboard.words import Tone
+from fleet.outcomes import TIERS
+
+STATES: dict[RolloutState, tuple[Tone, str, str]] = {
+    "first": ("plain", "first gateway", "One gateway gets the revision; the others keep theirs."),
+    "baking": ("plain", "baking", "The first gateway runs it alone and is watched."),
+    "paused": (
+        "watch",
+        "paused",
+        "It stays at the first gateway until somebody resumes, promotes or aborts.",
+    ),
+    "all": ("plain", "going to all", "Every gateway is being sent the revision."),
+    "live": ("good", "live", "Every gateway confirmed it."),
+    "superseded": ("unknown", "superseded", "A newer revision took its place."),
+    "aborted": ("act", "aborted", "Gateways go back to the revision before it."),
+}
+STEPS: dict[RolloutState, tuple[Verb, ...]] = {
+    "first": ("pause", "promote", "abort"),
+    "baking": ("pause", "promote", "abort"),
+    "paused": ("resume", "promote", "abort"),
+    "all": ("abort",),
+}
+VERBS: dict[Verb, tuple[str, str]] = {
+    "pause": ("Pause", "The revision stays at its first gateway until somebody decides."),
+    "resume": ("Resume", "It bakes again from the start: what was seen before the pause is no evidence."),
+    "promote": ("Promote to all", "Every gateway gets it now, on your word instead of the samples'."),
+    "abort": ("Abort", "Gateways go back to the revision before it."),
+}
+
+
+def cards(now: RolloutNow, at: datetime, zone: Zone) -> list[Card]:
+    """Return revision, stage, gateways that confirmed it, and who published it."""
+    rollout = now.rollout
+    if rollout is None:
+        return [Card("Rollout", UNKNOWN, "none yet", "unknown", "publish a policy first")]
+    tone, word, meaning = STATES[rollout.state]
+    done = [g for g in now.gateways if is_done(g, rollout)]
+    whole = len(done) == len(now.gateways) and bool(done)
+    return [
+        Card(
+            "Revision",
+            f"r{rollout.revision}",
+            rollout.strategy.replace("_", " "),
+            "plain",
+            _by(now, at, zone),
+        ),
+        Card("Stage", word, word, tone, meaning),
+        Card(
+            "Gateways confirmed",
+            f"{len(done)} of {len(now.gateways)}",
+            "all" if whole else "not all",
+            "good" if whole else "watch",
+            f"since revision {rollout.base_revision}" if rollout.base_revision else "",
+        ),
+        Card("Bake", bake_text(rollout, at), *_bake_look(rollout)),
+    ]
+
+
+def is_done(gateway: GatewayState, rollout: Rollout) -> bool:
+    """Say whether a gateway confirmed this rollout's revision, by its newest word."""
+    return gateway.condition == "converged" and gateway.revision_observed == rollout.revision
+
+
+def _by(now: RolloutNow, at: datetime, zone: Zone) -> str:
+    if now.head is None:
+        return ""
+    return f"{now.head.author}, {zone.since(now.head.created_at, at)}: {now.head.note}"
+
+
+def bake_text(rollout: Rollout, at: datetime) -> str:
+    """Return the countdown of the bake, or why there is none."""
+    if rollout.state == "baking" and rollout.bake_started_at is not None:
+        left = rollout.bake_started_at + timedelta(seconds=rollout.bake_s) - at
+        return f"{max(0.0, left.total_seconds()):.0f} s left"
+    return f"{rollout.bake_s:g} s" if rollout.strategy == "staged" else "none"
+
+
+def _bake_look(rollout: Rollout) -> tuple[str, Tone, str]:
+    first = f"first gateway: {rollout.first_gateway}" if rollout.first_gateway else ""
+    if rollout.state == "baking":
+        return "watched", "plain", first
+    return ("done" if rollout.state in ("all", "live") else "waiting"), "unknown", first
+
+
+def reason(rollout: Rollout | None) -> str | None:
+    """Return why the rollout stands where it does, if it said so."""
+    return None if rollout is None or not rollout.reason else words.plain(rollout.reason)
+
+
+def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
+    """Return the gateways by column, those that are not converged first."""
+    order = {name: i for i, name in enumerate(("rejected", "unreachable", "drifting", "behind", "unknown"))}
+    rows = sorted(gateways, key=lambda g: (order.get(g.condition, 9), g.name))
+    return {
+        "gateway": [g.name for g in rows],
+        "condition": [f"{SIGNS[CONDITION_LOOKS[g.condition][0]]} {g.condition}" for g in rows],
+        "revision": [_pair(g.revision_observed, g.revision_desired) for g in rows],
+        "generation": [_pair(g.observed_generation, g.desired_generation) for g in rows],
+        "heard": ["never" if g.age_s is None else f"{age(g.age_s)} ago" for g in rows],
+        "in flight": [g.in_flight for g in rows],
+        "queued": [_queues(g) for g in rows],
+        "nodes": [
+            UNKNOWN if g.nodes_usable is None else f"{g.nodes_usable} of {g.nodes_total}" for g in rows
+        ],
+        "why": [_why(g) for g in rows],
+    }
+
+
+def _pair(observed: int | None, desired: int | None) -> str:
+    return f"{UNKNOWN if observed is None else observed} / {UNKNOWN if desired is None else desired}"
+
+
+def _queues(g: GatewayState) -> str:
+    if g.queues is None:
+        return UNKNOWN
+    return " / ".join(words.count(g.queues[t].requests) if t in g.queues else UNKNOWN for t in TIERS)
+
+
+def _why(g: GatewayState) -> str:
+    said = [f"field {g.pointer}"] if g.pointer else []
+    said += [g.message] if g.message else []
+    said += ["draining"] if g.draining else []
+    said += [f"does not enforce {', '.join(g.unsupported)}"] if g.unsupported else []
+    return "; ".join(said)

@@ -1,0 +1,143 @@
+"""A month's spend in words: lines, subtotals that equal the total, idle as its own line, prices. Pure.
+
+Money is Decimal USD, shown to the cent and added up by `fleet.spend`. Prevents: subtotals that do not add
+up, and idle time smeared over tenants unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Literal
+
+from control.exports import Export
+from control.prices import Price
+from control.queries_spend import MonthName
+from dashboard import words
+from dashboard.times import Zone
+from dashboard.viewmodels import Card
+from fleet.spend import MonthSpend, SpendLine, subtotals
+
+IDLE = "idle (nobody's)"
+
+
+def cards(month: MonthSpend) -> list[Card]:
+    """Return total, idle, node-hours and whether the month is final."""
+    total = month.total_usd
+    idle_share = float(month.idle_usd / total) if total else None
+    return [
+        Card(
+            "Spend",
+            words.cents(total),
+            "estimated" if month.is_estimated else "complete",
+            "watch" if month.is_estimated else "good",
+            "the month is not over, or its data may still arrive" if month.is_estimated else "",
+        ),
+        Card("Used by tenants", words.cents(total - month.idle_usd), "metered", "plain", month.method),
+        Card(
+            "Idle",
+            words.cents(month.idle_usd),
+            "its own line",
+            "plain",
+            f"{words.percent(idle_share)} of the total",
+        ),
+        Card(
+            "Node-hours",
+            words.number(float(month.node_hours), 4),
+            "observed up",
+            "plain",
+            f"months begin and end in {month.month.zone}",
+        ),
+    ]
+
+
+def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
+    """Return the month's lines by column, and the total as the last one."""
+    lines = month.lines
+    return {
+        "line": [*(line.kind for line in lines), "total"],
+        "tenant": [*(line.tenant or IDLE for line in lines), ""],
+        "tier": [*(line.tier.replace("_", "-") for line in lines), ""],
+        "model": [*(line.model for line in lines), ""],
+        "pool": [*(line.pool for line in lines), ""],
+        "requests": [
+            *(_metered(line, line.requests) for line in lines),
+            sum(line.requests for line in lines),
+        ],
+        "prompt": [
+            *(_metered(line, line.prompt_tokens) for line in lines),
+            sum(line.prompt_tokens for line in lines),
+        ],
+        "output": [
+            *(_metered(line, line.output_tokens) for line in lines),
+            sum(line.output_tokens for line in lines),
+        ],
+        "hours": [*(f"{line.node_hours:,.2f}" for line in lines), f"{month.node_hours:,.2f}"],
+        "usd": [*(words.cents(line.amount_usd) for line in lines), words.cents(month.total_usd)],
+    }
+
+
+def _metered(line: SpendLine, value: int) -> int | None:
+    return value if line.kind == "usage" else None
+
+
+def subtotal_rows(month: MonthSpend, by: Literal["tenant", "tier", "model"]) -> dict[str, list[Any]]:
+    """Return the subtotals by tenant, tier or model, largest first; with idle they equal the total."""
+    sums = sorted(subtotals(month.lines, by).items(), key=lambda item: (-item[1], item[0]))
+    total = month.total_usd
+    return {
+        "of": [*((name or IDLE).replace("_", "-") for (name,), _ in sums), "total"],
+        "usd": [*(words.cents(amount) for _, amount in sums), words.cents(total)],
+        "share": [*(_share(amount, total) for _, amount in sums), 100.0 if total else None],
+    }
+
+
+def _share(amount: Decimal, total: Decimal) -> float | None:
+    return float(100 * amount / total) if total else None
+
+
+def warnings(month: MonthSpend) -> list[str]:
+    """Return what is not in the total."""
+    said: list[str] = []
+    if month.unpriced_node_hours:
+        said.append(
+            f"{month.unpriced_node_hours:,.2f} node-hours have no price and are not in the total; "
+            "no export is made until they have one. Add a price below."
+        )
+    if month.unplaced_engine_s:
+        said.append(
+            f"{month.unplaced_engine_s:,.0f} engine-seconds were used in pools without observed node time "
+            "and are not in the total."
+        )
+    return said
+
+
+def export_text(export: Export, zone: Zone) -> str:
+    """Return what the file will say of itself."""
+    return (
+        f"`{export.file_name}`: {words.plural(export.rows, 'row')}, {words.plain(words.cents(export.total_usd))}, "
+        f"sha256 `{export.sha256}`, as of {zone.stamp(export.generated_at)}. The sha256 is also the "
+        "download's ETag; an estimated month changes as use arrives."
+    )
+
+
+def export_path(month: str) -> str:
+    """Return the address of the month's file."""
+    return f"/exports/spend/{month}.csv"
+
+
+def month_label(month: MonthName) -> str:
+    """Return a month's name in the list."""
+    return f"{month.name} (running)" if month.is_current else month.name
+
+
+def price_rows(prices: Sequence[Price], zone: Zone) -> dict[str, list[Any]]:
+    """Return every price ever set, newest first."""
+    return {
+        "class": [p.price_class.replace("_", " ") for p in prices],
+        "pool": [p.pool or "all pools" for p in prices],
+        "usd": [f"{p.usd_per_node_hour.normalize():f}" for p in prices],
+        "from": [zone.stamp(p.effective_from) for p in prices],
+        "source": [p.source for p in prices],
+        "by": [p.created_by for p in prices],
+    }
