@@ -55,11 +55,12 @@ class CapacityBook:
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._engines: dict[EngineKey, _Engine] = {}
+        self._of_node: dict[str, list[EngineKey]] = {}
         self._refreshing = threading.Lock()
 
     def engines_of(self, node: str) -> list[EngineKey]:
         """Return the engines seen on a node, in order."""
-        return sorted(key for key in self._engines if key[0] == node)
+        return self._of_node.get(node, [])
 
     def recent(self, key: EngineKey) -> list[TimedWindow]:
         """Return the windows of the last minutes, oldest first."""
@@ -88,13 +89,16 @@ class CapacityBook:
             room = LEARNT_WINDOWS // max(_FLEET_GUESS, len(self._engines) + 1)
             ring = min(MAX_RING, max(MIN_RING, room))
             engine = self._engines[key] = _Engine(pool, CapacityLearner(UNLIMITED, ring_windows=ring))
+            self._of_node[key[0]] = sorted([*self._of_node.get(key[0], []), key])
         engine.pool = pool
         return engine
 
     def keep_only(self, nodes: Iterable[str]) -> None:
         """Forget engines of nodes that are gone."""
         names = set(nodes)
-        self._engines = {key: e for key, e in self._engines.items() if key[0] in names}
+        if self._of_node.keys() - names:
+            self._engines = {key: e for key, e in self._engines.items() if key[0] in names}
+            self._of_node = {node: keys for node, keys in self._of_node.items() if node in names}
 
     def refresh(self, facts: FleetFacts, now_s: float) -> dict[EngineKey, CapacityEstimate]:
         """Feed the learners and return every engine's estimate. Call it in a worker thread.
@@ -108,7 +112,7 @@ class CapacityBook:
                 self._feed(engine, pools.get(engine.pool))
             for key, engine in engines.items():
                 pool = pools.get(engine.pool)
-                per_node = sum(other[0] == key[0] for other in engines)
+                per_node = len(self._of_node.get(key[0], [key]))
                 siblings = [e.estimate for k, e in engines.items() if k != key and e.pool == engine.pool]
                 engine.estimate = engine.learner.estimate(
                     now_s, self._rng, configured=_part(pool, per_node), siblings=siblings

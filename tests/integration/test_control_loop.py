@@ -17,19 +17,28 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from control.jobs import Loop, Step, When
-from control.observer import slot_of
+from control import commands_fleet
+from control.database import make_engine, upgrade
+from control.deps import Deps, Leadership
+from control.embedded import EmbeddedPostgres, socket_dsn
+from control.fetch import open_session
+from control.jobs import Controller, Loop, Step, When
+from control.observer import Observer, slot_of
 from control.own_metrics import ControlMetrics
+from control.roles import Actor, Role
+from control.scrape import Scraper
 from control.tables import HealthRow, LeaseRow, NodeRow, PoolRow, RoundRow, SampleRow
-from fleet.clock import ManualClock
+from fleet.clock import ManualClock, SystemClock
 from fleet.errors import Unavailable
-from tests.postgres_server import FreshDatabase
+from tests.postgres_server import THROW_AWAY, FreshDatabase, open_folder
+from tests.small_node import page, small_nodes
 
 TOKEN = "a-token-of-the-tests-only"
+ADA = Actor("ada", Role.OPERATOR, "cli")
 
 
 class Script:
@@ -271,6 +280,63 @@ def test_a_controller_observes_a_standby_takes_over_and_both_stop_cleanly(databa
     # the lease was given back: nobody has to wait for its end
     with Session(database.engine) as session:
         assert session.scalar(select(LeaseRow.expires_at <= func.now()))
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_scraping_goes_on_while_postgres_is_away_and_no_round_is_lost():
+    async def run(server: EmbeddedPostgres, engine: Engine) -> tuple[ControlMetrics, int]:
+        metrics, clock = ControlMetrics(), SystemClock()
+        read = metrics.registry.get_sample_value
+
+        async def until(condition: Callable[[], bool]) -> None:
+            async with asyncio.timeout(120):
+                while not condition():
+                    assert not task.done(), task
+                    await asyncio.sleep(0.1)
+
+        async with open_session() as http, small_nodes(1) as (node,):
+            node.body = page(running=1)
+            with Session(engine) as session, session.begin():
+                commands_fleet.add_pool(session, ADA, name="p", models=["m"], now=clock.now())
+                commands_fleet.add_node(session, ADA, name="n", url=node.url, pool="p", now=clock.now())
+            deps = Deps(
+                engine, clock, Leadership("me"), lambda: http, TOKEN, lease_ttl_s=3, lease_margin_s=1
+            )
+            scraper = Scraper(http, clock, metrics, period_s=1, deadline_s=0.8)
+            observer = Observer(deps, scraper, metrics)
+            controller = Controller(deps, observer, metrics, 1)
+            loop = controller.loop()
+            task = asyncio.create_task(loop.run())
+            await until(lambda: (read("rhodeck_control_rounds_stored_total") or 0) >= 2)
+            await asyncio.to_thread(server.stop)
+            # the lease runs out too: whoever led and cannot ask goes on reading, and writes nothing
+            await until(lambda: len(observer.writer) >= 5)
+            assert deps.leadership.current(clock) is None
+            server.start()  # in this thread: the server ends with the one that starts it
+            await until(lambda: len(observer.writer) == 0)
+            loop.stop()
+            await task
+            await controller.give_up()
+        return metrics, len(observer.writer)
+
+    with open_folder() as folder, EmbeddedPostgres(folder / "pg", options=THROW_AWAY) as server:
+        dsn = socket_dsn(server.folder)
+        upgrade(dsn)
+        engine = make_engine(dsn)
+        try:
+            metrics, left = asyncio.run(run(server, engine))
+            read = metrics.registry.get_sample_value
+            assert left == 0
+            with Session(engine) as session:
+                stored = session.scalar(select(func.count()).select_from(RoundRow))
+                samples = session.scalar(select(func.count()).select_from(SampleRow))
+                assert session.scalar(select(LeaseRow.epoch)) == 2
+            assert stored == samples == read("rhodeck_control_rounds_total")
+            for why in ("buffer_full", "refused", "stamp_taken", "another_leads"):
+                assert not read("rhodeck_control_rounds_dropped_total", {"why": why})
+        finally:
+            engine.dispose()
 
 
 @pytest.mark.postgres
