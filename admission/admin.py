@@ -50,7 +50,6 @@ _STATUS: dict[type[FleetError], int] = {
     Unauthenticated: 401,
     Unavailable: 503,
 }
-UNENFORCED: tuple[str, ...] = ("/slo",)  # judged by the control plane, not by a gateway
 
 
 class _Numbers(BaseModel):
@@ -245,7 +244,6 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         revision=held.revision if held else None,
         digest=state.digest,
         from_disk=state.is_from_disk,
-        unsupported=UNENFORCED if held else (),
         shares=held.shares if held else {},
         in_flight_requests=snapshot.in_flight_requests,
         in_flight_tokens=snapshot.in_flight_tokens,

@@ -109,6 +109,8 @@ class Proxy:
         state = self._state
         try:
             caller = self._identify(scope)
+            if _declared_length(scope) > state.settings.body_bytes:
+                raise BodyTooLarge
             raw = await read_body(receive, state.settings.body_bytes)
             call = self._parse(endpoint, raw)
         except ClientLeft:
@@ -182,8 +184,8 @@ class Proxy:
                 await self._exchange(passage, watch, send, decision)
             except NodeFailed as exc:
                 reached = exc.reason is not Reason.REFUSED
-                is_last = attempt == self._state.settings.retries or not self._link.may_retry()
-                if exc.is_timeout or is_last:
+                is_last = exc.is_timeout or attempt == self._state.settings.retries
+                if is_last or not self._link.may_retry():
                     await self._fail(passage, watch, send, exc)
                     return
                 passage.gave_up(reached_engine=reached)
@@ -294,6 +296,11 @@ class Proxy:
     async def _end_stream(self, watch: ClientWatch, send: Send, outcome: Outcome, reason: str) -> None:
         watch.disarm()
         await send({"type": "http.response.body", "body": stream_error(outcome, reason)})
+
+
+def _declared_length(scope: dict[str, Any]) -> int:
+    """Return the body's length as the head gives it (the parser has checked it); 0 when it does not."""
+    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
 
 
 def _ending(reader: StreamReader, failure: NodeFailed | None) -> tuple[Outcome, str]:

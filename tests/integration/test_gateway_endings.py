@@ -101,7 +101,9 @@ def test_two_hundred_random_aborts_leave_nothing_and_every_request_one_record(
     # A request whose client left while it was on its way counts as received, though the engine may
     # have dropped the connection unread; none the engine knows may be missing.
     assert truth.keys() <= records.keys()
-    assert len(records.keys() - truth.keys()) <= 5
+    unread = [records[request_id] for request_id in records.keys() - truth.keys()]
+    assert not any(record["exact"] for record in unread)
+    assert {record["outcome"] for record in unread} <= {"client_gone"}
     for request_id, served in truth.items():
         record = records[request_id]
         if record["exact"]:
