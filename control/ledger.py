@@ -3,7 +3,8 @@
 Time counts between two samples of a node at most `MAX_GAP_PERIODS` scrape periods apart; a node that
 never answered has none, and one that stopped stops counting. Runs behind the scraper, one transaction a
 tick, and may be repeated: each node's newest sighting is its watermark. Prevents: paying for nodes that
-never started, and a restart of the controller that counts a minute twice.
+never started, a restart of the controller that counts a minute twice, and a tick that reads a week of
+samples because one node went away.
 """
 
 from __future__ import annotations
@@ -88,9 +89,7 @@ def count_node_time(session: Session, now: datetime) -> Decimal:
     marks: dict[str, datetime] = {
         node: at for node, at in session.execute(select(n.node, func.max(n.last_seen_at)).group_by(n.node))
     }
-    horizon = now - MAX_LOOK_BACK
-    since = min((max(mark, horizon) for mark in marks.values()), default=horizon)
-    sightings = _sightings(session, since)
+    sightings = _sightings(session, counted_up_to(marks.values(), now - MAX_LOOK_BACK))
     nodes = {row.name: row for row in session.scalars(select(NodeRow))}
     max_gap = timedelta(seconds=period_s * MAX_GAP_PERIODS)
     added = Decimal(0)
@@ -104,6 +103,14 @@ def count_node_time(session: Session, now: datetime) -> Decimal:
         _add(session, node, seconds, fresh[-1])
         added += sum(seconds.values(), Decimal(0))
     return added
+
+
+def counted_up_to(marks: Iterable[datetime], horizon: datetime) -> datetime:
+    """Return the time up to which all rounds are counted: the newest mark, at least `horizon`.
+
+    Rounds are stored whole and in order, so nothing older is left, not even of a node that has none since.
+    """
+    return max((*marks, horizon))
 
 
 def _sightings(session: Session, since: datetime) -> dict[str, list[datetime]]:

@@ -262,6 +262,25 @@ def test_a_single_missed_round_is_bridged(session: Session) -> None:
     assert ledger.count_node_time(session, NOON + timedelta(minutes=1)) == 50
 
 
+def test_a_node_that_went_away_does_not_make_the_ledger_read_its_absence_again(session: Session) -> None:
+    a_node(session)
+    a_node(session, "gone")
+    rounds = [NOON + timedelta(seconds=10 * i) for i in range(91)]
+    seen(session, "gone", *rounds[:7])
+    seen(session, "n1", *rounds)
+    assert ledger.count_node_time(session, rounds[-1]) == 60 + 900
+    n = NodeQuarterRow
+    marks = session.scalars(select(func.max(n.last_seen_at)).group_by(n.node)).all()
+    assert sorted(marks) == [rounds[6], rounds[-1]]
+    week_ago = rounds[-1] - ledger.MAX_LOOK_BACK
+    assert ledger.counted_up_to(marks, week_ago) == rounds[-1]
+    assert ledger.counted_up_to([], week_ago) == week_ago
+    # It comes back: only the time between its new sightings counts.
+    later = [rounds[-1] + timedelta(seconds=10 * i) for i in range(1, 4)]
+    seen(session, "gone", *later)
+    assert ledger.count_node_time(session, later[-1]) == 20
+
+
 def test_time_falls_into_its_own_quarter_hour(session: Session) -> None:
     a_node(session)
     start = NOON + timedelta(minutes=14, seconds=56)
