@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
 from sqlalchemy import select
@@ -76,7 +76,8 @@ def add_price(
 ) -> None:
     """Set a price from `effective_from` on. Joins the caller's transaction.
 
-    Raises InvalidInput for a price that is no amount, lies in the past, or has no source; Forbidden.
+    A price may begin in the past only where none was in force. Raises InvalidInput for a price that is no
+    amount, would change what was spent, or has no source; Forbidden.
     """
     require(actor, Permission.SET_PRICES)
     if price_class not in PRICE_CLASSES:
@@ -95,16 +96,10 @@ def add_price(
         )
     if pool is not None and session.get(PoolRow, pool) is None:
         raise InvalidInput(f"there is no pool {pool}", hint="See `rhodeck pools list`", field="pool")
-    first = (
-        session.scalar(
-            select(PriceRow.id).where(PriceRow.price_class == price_class, PriceRow.pool == pool)
-        )
-        is None
-    )
-    if not first and effective_from.astimezone(UTC) < now:
+    if effective_from < now and _would_change_the_past(session, price_class, pool, effective_from, now):
         raise InvalidInput(
             f"{effective_from.isoformat()} is in the past: a new price never changes what was spent",
-            hint="Let it take effect now or later",
+            hint="Let it take effect now or later; only time that had no price can get one afterwards",
             field="effective_from",
         )
     session.add(
@@ -124,6 +119,21 @@ def add_price(
         "source": source,
     }
     audit.append(session, actor, "price.add", f"{price_class} {pool or 'all pools'}", "", detail, now)
+
+
+def _would_change_the_past(
+    session: Session, price_class: str, pool: str | None, start: datetime, now: datetime
+) -> bool:
+    """Say whether a price from `start` on would stand where another was in force.
+
+    It would hold up to the next price of its own pool. A pool's price also covers one for all pools.
+    """
+    p = PriceRow
+    known = session.execute(select(p.pool, p.effective_from).where(p.price_class == price_class)).all()
+    own = [at for owner, at in known if owner == pool]
+    shared = [at for owner, at in known if owner is None]
+    end = min((at for at in own if at > start), default=now)
+    return any(at <= start for at in own) or (pool is not None and any(at < min(end, now) for at in shared))
 
 
 def _amount(value: str | Decimal) -> Decimal:

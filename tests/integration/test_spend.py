@@ -293,10 +293,13 @@ def test_time_falls_into_its_own_quarter_hour(session: Session) -> None:
 # ---- prices and months ----
 
 
-def priced(session: Session, usd: str, at: datetime, *, now: datetime = NOON) -> None:
+def priced(
+    session: Session, usd: str, at: datetime, *, now: datetime = NOON, pool: str | None = None
+) -> None:
     add_price(
         session,
         price_class="on_demand",
+        pool=pool,
         usd_per_node_hour=usd,
         effective_from=at,
         source="contract of the tests",
@@ -326,6 +329,31 @@ def test_a_price_change_in_mid_month_leaves_the_first_half_alone(session: Sessio
     assert after == Decimal("68.00")  # 1 h at 28 + 1 h at 40
     with pytest.raises(InvalidInput, match="in the past"):
         priced(session, "1", NOON - timedelta(days=1), now=NOON)
+
+
+def test_time_without_a_price_can_get_one_afterwards(session: Session) -> None:
+    """Otherwise the first month, priced a day late, could never be exported."""
+    a_node(session)
+    quarter(session, NOON - timedelta(hours=1))
+    quarter(session, NOON)
+    priced(session, "40", NOON, now=NOON)
+    assert month_spend(session, "2026-03", zone=UTC_ZONE, now=NOON).unpriced_node_hours == Decimal("0.25")
+    priced(session, "28", NOON - timedelta(days=1), now=NOON + timedelta(hours=1))
+    spend = month_spend(session, "2026-03", zone=UTC_ZONE, now=NOON)
+    assert (spend.total_usd, spend.unpriced_node_hours) == (Decimal("17.00"), 0)  # 7 + 10
+
+
+def test_a_pools_first_price_does_not_reach_back_over_the_common_one(session: Session) -> None:
+    a_node(session)
+    priced(session, "28", NOON - timedelta(days=2))
+    quarter(session, NOON - timedelta(hours=1))
+    with pytest.raises(InvalidInput, match="in the past"):
+        priced(session, "1", NOON - timedelta(days=1), now=NOON, pool="a")
+    # Before the common price there was none: up to it a pool's price would hold, but not only up to it.
+    with pytest.raises(InvalidInput, match="in the past"):
+        priced(session, "1", NOON - timedelta(days=3), now=NOON, pool="a")
+    priced(session, "20", NOON, now=NOON, pool="a")
+    assert month_spend(session, "2026-03", zone=UTC_ZONE, now=NOON).total_usd == Decimal("7.00")
 
 
 def test_only_finance_and_admin_set_prices(session: Session) -> None:
