@@ -11,7 +11,9 @@ import sys
 
 import click
 
-from control.settings import load_settings
+from control.database_url import resolve_dsn
+from control.embedded_socket import free_tcp_port
+from control.settings import is_loopback, load_settings
 from dashboard.theme import server_settings
 from fleet import logs
 from fleet.errors import FleetError
@@ -19,23 +21,22 @@ from fleet.errors import FleetError
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", help="Address to listen on; other than loopback only with sign-in.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.")
 def dashboard(host: str | None, port: int | None) -> None:
     """Serve the web dashboard."""
     if host is not None:
         os.environ["RHODECK_DASHBOARD_HOST"] = host
     if port is not None:
         os.environ["RHODECK_DASHBOARD_PORT"] = str(port)
-    from control.settings import is_loopback
-
     settings = load_settings()
     logs.configure("dashboard")
-    from dashboard.app import build_app
+    resolve_dsn(settings)  # better said here than in the first visitor's browser
+    from dashboard.app import build_app  # takes seconds; flags and settings are checked before
 
     build_app().run(
         config=server_settings(
             settings.dashboard_host,
-            settings.dashboard_port,
+            settings.dashboard_port or free_tcp_port(),
             is_loopback=is_loopback(settings.dashboard_host),
         )
     )

@@ -15,7 +15,7 @@ from typing import Any
 from dashboard import theme
 from dashboard.times import Zone
 
-_MARGIN = {"l": 48, "r": 12, "t": 26, "b": 28}
+_MARGIN = {"l": 52, "r": 12, "t": 34, "b": 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,16 @@ def timeline(
     layout = {
         "margin": _MARGIN,
         "height": height_px,
-        "title": {"text": title, "font": {"size": 13}, "x": 0, "xanchor": "left", "y": 0.98},
-        "xaxis": {"type": "date", "title": {"text": f"time, {zone.name}", "font": {"size": 11}}},
-        "yaxis": {"title": {"text": unit, "font": {"size": 11}}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.12, "x": 1, "xanchor": "right"},
+        "title": {
+            "text": f"{title}, {unit} (time in {zone.name})",
+            "font": {"size": 13},
+            "x": 0,
+            "xanchor": "left",
+            "y": 0.98,
+        },
+        "xaxis": {"type": "date", "nticks": 7},
+        "yaxis": {"rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": 1.0, "x": 1, "xanchor": "right", "yanchor": "bottom"},
         "hovermode": "x unified",
         "uirevision": title,
         "shapes": [],

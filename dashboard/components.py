@@ -30,6 +30,10 @@ _badge = st.components.v2.component(
 _go = st.components.v2.component("rhodeck_go", js=live_plot.GO_JS)
 
 
+#: A table longer than this scrolls within itself.
+ROWS_AT_ONCE, LONG_TABLE_PX = 24, 880
+
+
 def live(draw: Callable[[], None], every_s: float | None) -> None:
     """Run `draw` as the page's one fragment, again every `every_s` seconds (None: paused)."""
     st.fragment(draw, run_every=every_s)()
@@ -106,8 +110,8 @@ def problem(found: Reading[Any], now: datetime, zone: Zone) -> bool:
 def failure(exc: FleetError, *, title: str | None = None, also: str = "") -> None:
     """Show an expected error: what is wrong, what to do, which field."""
     field = f" Field: `{exc.field}`." if exc.field else ""
-    hint = f" {words.plain(exc.hint)}." if exc.hint else ""
-    body = f"{words.plain(exc.message)}.{hint}{field} {also}".replace("..", ".")
+    hint = f" {words.with_code(exc.hint)}." if exc.hint else ""
+    body = f"{words.with_code(exc.message)}.{hint}{field} {also}".replace("..", ".")
     st.error(body.strip(), title=title)
 
 
@@ -123,16 +127,24 @@ def style() -> None:
     st.html(
         "<style>.rk-value{font-size:1.7rem;font-weight:650;line-height:1.25;"
         "font-variant-numeric:tabular-nums}"
-        "h1{font-size:1.35rem!important;padding:0!important}h2{font-size:1.1rem!important}"
-        "h3{font-size:1rem!important}</style>"
+        ".stMainBlockContainer{padding-left:2rem;padding-right:2rem;padding-bottom:3rem}"
+        "h1{font-size:1.35rem!important;padding:0 0 .4rem 0!important}"
+        "h3{font-size:1.05rem!important}</style>"
     )
 
 
 def lines(items: Sequence[str]) -> None:
     """Draw plain sentences as a list."""
-    st.markdown("\n".join(f"- {words.plain(item)}" for item in items))
+    st.markdown("\n".join(f"- {words.with_code(item)}" for item in items))
 
 
 def verdict(tone: words.Tone, text: str) -> None:
     """Draw a sentence with the box that fits its tone."""
     {"good": st.success, "act": st.error, "watch": st.warning}.get(tone, st.info)(text)
+
+
+def paragraphs(items: Sequence[str]) -> None:
+    """Draw lines of Markdown close to each other."""
+    with st.container(gap="xxsmall"):
+        for item in items:
+            st.markdown(item)

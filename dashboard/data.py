@@ -7,6 +7,7 @@ fifty times, an outage that empties the page at the worst moment, and an old ans
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -65,6 +66,14 @@ class FleetNow:
     changes: tuple[AuditEntry, ...]
     latency: dict[Metric, LatencyView]
     traffic: tuple[TenantTraffic, ...]  # of the last ten minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What tenants did in a range, and for how many seconds of it each (tenant, tier) was counted."""
+
+    flows: tuple[TenantTraffic, ...]
+    covered_s: dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +136,15 @@ def _timeline(session: Any, _of: Deps, now: datetime, scope: Any, name: str, s: 
     )
 
 
-def _traffic(session: Any, _of: Deps, now: datetime, s: int) -> list[TenantTraffic]:
-    return queries_gateway_traffic.traffic_by_tenant(session, now - timedelta(seconds=s), now)
+def _traffic(session: Any, _of: Deps, now: datetime, s: int) -> Traffic:
+    since = now - timedelta(seconds=s)
+    points = queries_gateway_traffic.traffic_timeline(session, since, now, max_points=s)
+    period_s = queries_fleet.scrape_period_s(session)
+    counted = Counter((p.tenant, p.tier) for p in points if p.output_tokens is not None)
+    return Traffic(
+        tuple(queries_gateway_traffic.traffic_by_tenant(session, since, now)),
+        {flow: rounds * period_s for flow, rounds in counted.items()},
+    )
 
 
 def _node(session: Any, _of: Deps, now: datetime, name: str, s: int) -> NodeDetail:
@@ -289,7 +305,7 @@ def timeline(scope: str, name: str, span_s: int) -> Reading[list[HealthPoint]]:
     return _ask("timeline", scope, name, span_s)
 
 
-def traffic(span_s: int) -> Reading[list[TenantTraffic]]:
+def traffic(span_s: int) -> Reading[Traffic]:
     """What tenants did in the last `span_s` seconds."""
     return _ask("traffic", span_s)
 

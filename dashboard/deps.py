@@ -7,19 +7,15 @@ settings read in the middle of a click, and a second pool of connections a sessi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import streamlit as st
 
+from control.database import Engine, make_engine
 from control.database import Role as Connection
-from control.database import make_engine
 from control.database_url import resolve_dsn
 from control.settings import Settings, SignIn, load_settings
 from fleet.clock import Clock, SystemClock
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 #: Every session reads through this pool; queries are cached, so few are under way at once.
 POOL = 5

@@ -20,34 +20,36 @@ def prices_panel(prices: Sequence[Price], zone: Zone) -> None:
     """Draw the list and the form."""
     why_not = access.may_not(access.PRICES)
     if prices:
-        components.table(vm.price_rows(prices, zone), tables.PRICES, key="prices", height="auto")
+        components.table(vm.price_rows(prices, zone), tables.PRICES, key="prices")
     else:
         st.markdown("No price is set: node-hours are counted and cost nothing yet.")
     with st.form("new_price", border=True):
-        st.markdown("**New price, from now on**")
-        first, second, third, fourth = st.columns([1, 1, 1, 2])
-        price_class = first.selectbox(
-            "Price class", PRICE_CLASSES, disabled=why_not is not None, key="price_class"
+        st.markdown("**New price**")
+        off = why_not is not None
+        first, second, third, fourth = st.columns(4)
+        price_class = first.selectbox("Price class", PRICE_CLASSES, disabled=off, key="price_class")
+        amount = second.text_input("USD a node-hour", disabled=off, key="price_amount")
+        pool = third.text_input("Pool (empty: all)", disabled=off, key="price_pool")
+        day = fourth.date_input(
+            "From 00:00 UTC of (empty: now)",
+            value=None,
+            disabled=off,
+            key="price_day",
+            help="Only the first price of a class may lie in the past.",
         )
-        amount = second.text_input("USD a node-hour", disabled=why_not is not None, key="price_amount")
-        pool = third.text_input("Pool (empty: all)", disabled=why_not is not None, key="price_pool")
-        source = fourth.text_input(
-            "Source: contract or page, and its date", disabled=why_not is not None, key="price_source"
-        )
-        if not st.form_submit_button("Add price", disabled=why_not is not None, help=why_not):
+        source = st.text_input("Source: contract or page, and its date", disabled=off, key="price_source")
+        if not st.form_submit_button("Add price", disabled=off, help=why_not):
             return
     try:
         actions.set_price(
             price_class,
             amount or "",
             pool=(pool or "").strip() or None,
-            effective_from=None,
+            effective_from=vm.start_of(day),
             source=source or "",
         )
     except FleetError as exc:
         components.failure(exc)
         return
-    state.flash(
-        "The price is set and holds from the next quarter-hour on; what was spent before keeps its price."
-    )
+    state.flash("The price is set; quarter-hours before it keep theirs.")
     st.rerun()

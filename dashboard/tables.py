@@ -12,20 +12,20 @@ import streamlit as st
 column = st.column_config
 
 NODES: dict[str, Any] = {
-    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width="small"),
-    "pool": column.TextColumn("Pool", width="small"),
-    "state": column.TextColumn("State, age of last sample", width="medium"),
+    "node": column.LinkColumn("Node", display_text=r"node=(.+)$"),
+    "pool": column.TextColumn("Pool"),
+    "state": column.TextColumn("State, age"),
     "rho": column.ProgressColumn(
-        "rho", min_value=0, max_value=1.2, format="%.2f", help="1.0 is the capacity"
+        "rho", min_value=0, max_value=1.2, format="%.2f", help="1.0 is the capacity", width=120
     ),
-    "interval": column.TextColumn("rho, interval"),
-    "grade": column.TextColumn("Grade", width="small"),
-    "arrivals": column.NumberColumn("Arrivals, req/s", format="%.2f"),
+    "interval": column.TextColumn("Interval"),
+    "grade": column.TextColumn("Grade"),
+    "arrivals": column.NumberColumn("Req/s", format="%.2f", help="Arrivals at the node"),
     "running": column.NumberColumn("Running"),
     "waiting": column.NumberColumn("Waiting"),
-    "kv": column.ProgressColumn("KV cache used", min_value=0, max_value=100, format="%.0f %%"),
-    "flags": column.TextColumn("Data quality"),
-    "last problem": column.TextColumn("Last problem, 1 h"),
+    "kv": column.ProgressColumn("KV used", min_value=0, max_value=100, format="%.0f %%", width=120),
+    "flags": column.TextColumn("Remarks"),
+    "last problem": column.TextColumn("Last problem"),
 }
 TRAFFIC: dict[str, Any] = {
     "tenant": column.TextColumn("Tenant"),
@@ -34,7 +34,7 @@ TRAFFIC: dict[str, Any] = {
     "admitted": column.NumberColumn("Admitted", format="localized"),
     "refused": column.NumberColumn("Refused", format="localized"),
     "refused %": column.NumberColumn("Refused, %", format="%.1f %%"),
-    "why": column.TextColumn("Why refused", width="medium"),
+    "why": column.TextColumn("Why refused"),
     "tokens/s": column.NumberColumn("Output tokens/s", format="%.0f"),
     "wait p95": column.TextColumn("Queue wait p95"),
     "TTFT p95": column.TextColumn("TTFT p95"),
@@ -46,15 +46,15 @@ LATENCY: dict[str, Any] = {
     "note": column.TextColumn("How far to trust it", width="medium"),
 }
 GATEWAYS: dict[str, Any] = {
-    "gateway": column.TextColumn("Gateway", width="small"),
-    "condition": column.TextColumn("Condition", width="small"),
-    "revision": column.TextColumn("Revision: runs / should run"),
-    "generation": column.TextColumn("Generation: runs / should run"),
+    "gateway": column.TextColumn("Gateway"),
+    "condition": column.TextColumn("Condition"),
+    "revision": column.TextColumn("Revision", help="runs / should run"),
+    "generation": column.TextColumn("Generation", help="runs / should run"),
     "heard": column.TextColumn("Last answer"),
     "in flight": column.NumberColumn("In flight"),
-    "queued": column.TextColumn("Queued by tier"),
+    "queued": column.TextColumn("Queued", help="interactive / batch / best-effort"),
     "nodes": column.TextColumn("Usable nodes"),
-    "why": column.TextColumn("Why", width="large"),
+    "why": column.TextColumn("Why"),
 }
 HISTORY: dict[str, Any] = {
     "revision": column.NumberColumn("Revision", width="small"),
@@ -85,10 +85,10 @@ TENANTS: dict[str, Any] = {
         "In flight, tokens", min_value=0, step=1, required=True, format="localized"
     ),
     "max_concurrent_requests": column.NumberColumn(
-        "Concurrent requests", min_value=0, step=1, required=True, format="localized"
+        "Requests at once", min_value=0, step=1, required=True, format="localized"
     ),
-    "weight": column.NumberColumn("Weight in tier", min_value=1, max_value=10_000, step=1, required=True),
-    "monthly_budget_usd": column.TextColumn("Monthly budget, USD", help="Empty: no budget"),
+    "weight": column.NumberColumn("Weight", min_value=1, max_value=10_000, step=1, required=True),
+    "monthly_budget_usd": column.TextColumn("Budget, USD/month", help="Empty: no budget"),
     "over_budget": column.SelectboxColumn(
         "Over budget", options=["warn", "downgrade", "refuse"], required=True
     ),
@@ -116,7 +116,7 @@ SPEND: dict[str, Any] = {
 SUBTOTALS: dict[str, Any] = {
     "of": column.TextColumn("Of"),
     "usd": column.TextColumn("USD"),
-    "share": column.ProgressColumn("Share of total", min_value=0, max_value=100, format="%.1f %%"),
+    "share": column.ProgressColumn("Share", min_value=0, max_value=100, format="%.1f %%"),
 }
 PRICES: dict[str, Any] = {
     "class": column.TextColumn("Price class"),
@@ -134,8 +134,8 @@ AUDIT: dict[str, Any] = {
     "via": column.TextColumn("Via", width="small"),
     "action": column.TextColumn("Action"),
     "subject": column.TextColumn("Subject"),
-    "note": column.TextColumn("Why", width="medium"),
-    "detail": column.TextColumn("Detail", width="large"),
+    "note": column.TextColumn("Why"),
+    "detail": column.TextColumn("Detail"),
 }
 OPTIONS: dict[str, Any] = {
     "option": column.TextColumn("Option", width="medium"),

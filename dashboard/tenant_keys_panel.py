@@ -22,7 +22,7 @@ def tenant_keys_panel(keys: Sequence[TenantKey], zone: Zone) -> None:
     """Draw the keys and what can be done with them."""
     why_not = access.current().may_not(Permission.MANAGE_TENANT_KEYS)
     if keys:
-        components.table(vm.key_rows(keys, zone), tables.KEYS, key="tenant_keys", height="auto")
+        components.table(vm.key_rows(keys, zone), tables.KEYS, key="tenant_keys")
     else:
         st.markdown("No tenant has a key yet; requests without one are refused.")
     left, right = st.columns(2)

@@ -88,10 +88,10 @@ def hidden(found: ClosedForm) -> list[str]:
 def spot_rows(found: ClosedForm) -> dict[str, list[Any]]:
     """Return the totals at several spot prices."""
     return {
-        "Spot, USD a node-hour": [f"{row.spot_price:f}" for row in found.spot],
-        "Burst pool always on": [words.dollars(row.burst_always_on) for row in found.spot],
+        "Spot, USD/h": [f"{row.spot_price:f}" for row in found.spot],
+        "Burst always on": [words.dollars(row.burst_always_on) for row in found.spot],
         "Admission and burst": [words.dollars(row.total_always_on) for row in found.spot],
-        "Less than static peak": [words.dollars(row.saving_month) for row in found.spot],
+        "Saves": [words.dollars(row.saving_month) for row in found.spot],
     }
 
 

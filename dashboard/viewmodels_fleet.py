@@ -17,7 +17,7 @@ from control.queries_nodes import NodeRowView
 from control.queries_policy import AuditEntry, GatewayState
 from dashboard import charts, theme, words
 from dashboard.charts import Figure, Line, Marker
-from dashboard.data import FleetNow
+from dashboard.data import FleetNow, Traffic
 from dashboard.times import UNKNOWN, Zone, age
 from dashboard.viewmodels import (
     CONDITION_LOOKS,
@@ -210,7 +210,7 @@ def changes(entries: Sequence[AuditEntry], at: datetime, zone: Zone) -> list[str
     return [
         f"**{words.plain(e.action)}** {words.plain(e.subject)} by {words.plain(e.actor)}"
         + (f": {words.plain(e.note[:80])}" if e.note else "")
-        + f"  \n:small[{words.plain(zone.since(e.at, at))}]"
+        + f" :small[:gray[{words.plain(zone.since(e.at, at))}]]"
         for e in entries[:ROWS_SHOWN]
     ]
 
@@ -307,8 +307,12 @@ def flow_figure(points: Sequence[HealthPoint], zone: Zone) -> Figure:
     )
 
 
-def traffic_rows(traffic: Sequence[TenantTraffic], span_s: int) -> dict[str, list[Any]]:
-    """Return the traffic table by column: what each tenant offered, got, and had refused, and why."""
+def traffic_rows(found: Traffic) -> dict[str, list[Any]]:
+    """Return the traffic table by column: what each tenant offered, got, and had refused, and why.
+
+    Tokens/s are over the time that was counted, not over the whole range.
+    """
+    traffic = found.flows
     return {
         "tenant": [t.tenant for t in traffic],
         "tier": [t.tier.replace("_", "-") for t in traffic],
@@ -317,10 +321,15 @@ def traffic_rows(traffic: Sequence[TenantTraffic], span_s: int) -> dict[str, lis
         "refused": [t.refused_total if t.offered is not None else None for t in traffic],
         "refused %": [100 * t.refused_total / t.offered if t.offered else None for t in traffic],
         "why": [_why(t) for t in traffic],
-        "tokens/s": [None if t.output_tokens is None else t.output_tokens / span_s for t in traffic],
+        "tokens/s": [_tokens_per_s(t, found.covered_s) for t in traffic],
         "wait p95": [words.quantile(t.queue_wait.p95) for t in traffic],
         "TTFT p95": [words.quantile(t.ttft.p95) for t in traffic],
     }
+
+
+def _tokens_per_s(t: TenantTraffic, covered_s: dict[tuple[str, str], float]) -> float | None:
+    covered = covered_s.get((t.tenant, t.tier), 0.0)
+    return t.output_tokens / covered if t.output_tokens is not None and covered > 0 else None
 
 
 def _why(t: TenantTraffic) -> str:

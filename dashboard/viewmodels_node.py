@@ -271,4 +271,5 @@ def place(detail: NodeDetail) -> str:
     """Return where the node stands: pool, price class, models, address."""
     row = detail.row
     models = ", ".join(row.models) or "model not known"
-    return words.plain(f"pool {row.pool}; {row.price_class.replace('_', ' ')}; {models}; {row.base_url}")
+    said = words.plain(f"pool {row.pool}; {row.price_class.replace('_', ' ')}; {models}; ")
+    return f"{said} `{row.base_url.replace('`', '')}`"

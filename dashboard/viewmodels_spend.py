@@ -7,6 +7,7 @@ up, and idle time smeared over tenants unseen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -115,7 +116,8 @@ def warnings(month: MonthSpend) -> list[str]:
 def export_text(export: Export, zone: Zone) -> str:
     """Return what the file will say of itself."""
     return (
-        f"`{export.file_name}`: {words.plural(export.rows, 'row')}, {words.plain(words.cents(export.total_usd))}, "
+        f"`{export.file_name}`: {words.plural(export.rows, 'row')}, "
+        f"{words.plain(words.cents(export.total_usd))}, "
         f"sha256 `{export.sha256}`, as of {zone.stamp(export.generated_at)}. The sha256 is also the "
         "download's ETag; an estimated month changes as use arrives."
     )
@@ -141,3 +143,8 @@ def price_rows(prices: Sequence[Price], zone: Zone) -> dict[str, list[Any]]:
         "source": [p.source for p in prices],
         "by": [p.created_by for p in prices],
     }
+
+
+def start_of(day: date | None) -> datetime | None:
+    """Return 00:00 UTC of a day; None stays None."""
+    return None if day is None else datetime.combine(day, time(), UTC)

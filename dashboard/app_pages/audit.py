@@ -19,7 +19,7 @@ if components.problem(found, data.now(), chosen.zone) or found.value is None:
     st.stop()
 shown = vm.matching(found.value, text)
 if found.value:
-    components.table(vm.rows(shown, chosen.zone), tables.AUDIT, key="audit", height="auto")
+    components.table(vm.rows(shown, chosen.zone), tables.AUDIT, key="audit")
 else:
     st.markdown("Nobody has changed anything yet.")
 st.caption(vm.shown_text(shown, found.value, text))

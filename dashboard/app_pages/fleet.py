@@ -37,8 +37,9 @@ def live() -> None:
         acknowledge_controls(fleet.alerts)
     with right:
         st.subheader("Recent changes")
-        for line in vm.changes(fleet.changes, at, chosen.zone) or ["Nobody has changed anything yet."]:
-            st.markdown(line)
+        components.paragraphs(
+            vm.changes(fleet.changes, at, chosen.zone) or ["Nobody has changed anything yet."]
+        )
     if fleet.nodes:
         st.subheader("Nodes")
         components.table(vm.node_rows(fleet.nodes), tables.NODES, key="nodes")
@@ -55,10 +56,10 @@ def live() -> None:
     traffic = data.traffic(chosen.span_s)
     if components.problem(traffic, at, chosen.zone) or traffic.value is None:
         return
-    if not traffic.value:
+    if not traffic.value.flows:
         st.markdown("No gateway counted a request in this range. Widen it, or look at the Rollout page.")
         return
-    components.table(vm.traffic_rows(traffic.value, chosen.span_s), tables.TRAFFIC, key="traffic")
+    components.table(vm.traffic_rows(traffic.value), tables.TRAFFIC, key="traffic")
 
 
 components.live(live, chosen.tick_s())

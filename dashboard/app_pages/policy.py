@@ -49,9 +49,7 @@ if is_asked:
 
 st.subheader("History")
 if head is not None:
-    components.table(
-        vm.history_rows(found.value.history, chosen.zone), tables.HISTORY, key="history", height="auto"
-    )
+    components.table(vm.history_rows(found.value.history, chosen.zone), tables.HISTORY, key="history")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         to = st.selectbox("Revision", vm.restorable(found.value.history), key="rollback_to", width=240)
         if st.button(

@@ -22,7 +22,7 @@ def live() -> None:
     components.cards(vm.cards(now, at, chosen.zone))
     said = vm.reason(now.rollout)
     if said:
-        st.info(said)
+        st.caption(said)
     st.subheader("Gateways")
     if not now.gateways:
         st.markdown("No gateway is registered. Add one: `rhodeck gateways add NAME URL`.")

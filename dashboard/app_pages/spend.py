@@ -30,7 +30,7 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
             st.subheader(f"By {by}")
             components.table(vm.subtotal_rows(spend, by), tables.SUBTOTALS, key=f"by_{by}")
     st.subheader("Lines")
-    components.table(vm.line_rows(spend), tables.SPEND, key="lines", height="auto")
+    components.table(vm.line_rows(spend), tables.SPEND, key="lines")
     st.subheader("Export")
     why_not = access.may_not(access.EXPORT)
     export = data.export(month)
