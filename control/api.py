@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import orjson
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -23,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from control import commands_policy, queries_policy
+from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.exports import spend_csv
 from control.openapi import document
@@ -97,7 +99,12 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/spend/{month}.csv", _spend_csv, Scope.SPEND_READ),
     ]
-    return Starlette(routes=routes, exception_handlers={404: _no_such_path, 405: _no_such_path})
+    app = Starlette(
+        routes=routes,
+        exception_handlers={404: _no_such_path, 405: _no_such_path, Exception: _bug},
+    )
+    app.router.redirect_slashes = False  # it would send people to whatever the Host header says
+    return app
 
 
 async def _healthz(_request: Request) -> Response:
@@ -110,7 +117,10 @@ async def _readyz(_request: Request, deps: ApiDeps) -> Response:
         with deps.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
-    await run_in_threadpool(check)
+    try:
+        await run_in_threadpool(check)
+    except FleetError as exc:
+        raise Unavailable(exc.message, hint=exc.hint) from exc
     return JSONResponse({"status": "ready"})
 
 
@@ -124,6 +134,12 @@ async def _no_such_path(request: Request, _exc: Exception) -> Response:
     )
 
 
+async def _bug(_request: Request, _exc: Exception) -> Response:
+    return JSONResponse(
+        FleetError("the call failed inside the API", hint="The API's log says where").as_dict(), 500
+    )
+
+
 def _guarded(
     handler: Callable[[Request, ApiDeps], Awaitable[Response]], deps: ApiDeps
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -132,6 +148,8 @@ def _guarded(
             return await handler(request, deps)
         except FleetError as exc:
             return _error(exc)
+        except OperationalError:  # a statement or a lock that took longer than its limit
+            return _error(Unavailable("the database took too long", hint="Try again in a while"))
 
     return answer
 
@@ -139,20 +157,36 @@ def _guarded(
 def _error(exc: FleetError) -> Response:
     code = next((STATUS_CODES[t] for t in type(exc).__mro__ if t in STATUS_CODES), 400)
     headers = {"WWW-Authenticate": "Bearer"} if code == 401 else {}
-    return JSONResponse(exc.as_dict(), status_code=code, headers=headers)
+    said: dict[str, Any] = exc.as_dict() | (_newest(exc) if isinstance(exc, OvertakenEdit) else {})
+    # ASCII: the message may quote half a surrogate pair, which UTF-8 cannot carry
+    return Response(json.dumps(said), status_code=code, headers=headers, media_type="application/json")
+
+
+def _newest(exc: OvertakenEdit) -> dict[str, Any]:
+    """Return what an overtaken editor needs to publish again: the newest revision, what it changed."""
+    head = exc.head
+    return {
+        "newest": head
+        and {"revision": head.number, "digest": head.digest, "author": head.author, "note": head.note},
+        "changes": [list(change) for change in exc.changes],
+    }
 
 
 def _call(work: Work, scope: Scope, deps: ApiDeps) -> Callable[[Request, ApiDeps], Awaitable[Response]]:
-    def run(request: Request, secret: str, body: bytes) -> Response:
+    def admit(secret: str) -> ApiToken:  # committed before the work: twins must not wait for each other
         with session_scope(deps.engine) as session:
-            token = authenticate(session, secret, scope, deps.clock.now())
-            return work(session, deps, Asked(request, token, body))
+            return authenticate(session, secret, scope, deps.clock.now())
+
+    def run(asked: Asked) -> Response:
+        with session_scope(deps.engine) as session:
+            return work(session, deps, asked)
 
     async def handler(request: Request, _deps: ApiDeps) -> Response:
         kind, _, secret = request.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not secret.strip():
             raise Unauthenticated("no token was given", hint="Send Authorization: Bearer <token>")
-        return await run_in_threadpool(run, request, secret.strip(), await _body(request))
+        token = await run_in_threadpool(admit, secret.strip())
+        return await run_in_threadpool(run, Asked(request, token, await _body(request)))
 
     return handler
 
@@ -194,7 +228,7 @@ def _publish(session: Session, deps: ApiDeps, asked: Asked) -> Response:
         document=fields["document"],
         parent=_integer(fields, "parent"),
         author=asked.actor,
-        note=str(fields["note"]),
+        note=_text(fields, "note"),
         now=deps.clock.now(),
         strategy=_strategy(fields),
         idempotency_key=asked.idempotency_key,
@@ -208,7 +242,7 @@ def _rollback(session: Session, deps: ApiDeps, asked: Asked) -> Response:
         session,
         to=_integer(fields, "to"),
         author=asked.actor,
-        note=str(fields["note"]),
+        note=_text(fields, "note"),
         now=deps.clock.now(),
         idempotency_key=asked.idempotency_key,
     )
@@ -258,6 +292,13 @@ def _integer(asked: dict[str, Any], name: str) -> int:
     value = asked[name]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise InvalidInput(f"{name} is not a revision number", hint="Send an integer", field=name)
+    return value
+
+
+def _text(asked: dict[str, Any], name: str) -> str:
+    value = asked[name]
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name} is not text", hint="Send a string", field=name)
     return value
 
 

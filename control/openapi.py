@@ -95,14 +95,7 @@ def document() -> dict[str, Any]:
                     "A month's spend, whole or refused",
                     Scope.SPEND_READ,
                     {"200": {"description": "CSV; its sha256 is the ETag", "content": {"text/csv": {}}}},
-                    parameters=[
-                        {
-                            "name": "month",
-                            "in": "path",
-                            "required": True,
-                            "schema": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"},
-                        }
-                    ],
+                    parameters=[_MONTH],
                 )
             },
         },
@@ -120,6 +113,14 @@ def document() -> dict[str, Any]:
                         "hint": {"type": "string"},
                         "field": {"type": ["string", "null"]},
                         "retryable": {"type": "boolean"},
+                        "newest": {
+                            "type": ["object", "null"],
+                            "description": "The newest revision, where `parent` is not the newest",
+                        },
+                        "changes": {
+                            "type": "array",
+                            "description": "What changed since `parent`: JSON pointer, then, now",
+                        },
                     },
                 },
             },

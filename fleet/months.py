@@ -34,7 +34,7 @@ class Month:
 def month_of(name: str, zone: ZoneInfo) -> Month:
     """Return the month called `name` ("2026-11"). Raises InvalidInput for anything else."""
     found = _NAME.fullmatch(name)
-    if found is None or int(found["year"]) < 1970:
+    if found is None or not 1970 <= int(found["year"]) < 9999:
         raise InvalidInput(f"{name[:40]!r} is not a month", hint="Write it as 2026-11", field="month")
     year, month = int(found["year"]), int(found["month"])
     following = (year + month // 12, month % 12 + 1)
