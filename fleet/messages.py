@@ -25,6 +25,11 @@ from fleet.policy import Name, Policy, Tokens, digest_of, pointer_of
 
 MAX_ASSIGNMENT_BYTES = 8_000_000
 
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+#: Unix seconds before the year 10000: more than that no date can hold.
+Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+
 
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -135,8 +140,8 @@ class GatewayStatus(_Message):
     nodes_total: int
     usage_spool: str  # id of the spool; changes only if the spool was lost
     usage_last_seq: int
-    clock_at_s: float
-    started_at_s: float
+    clock_at_s: Instant
+    started_at_s: Instant
     last_rejection: LastRejection | None = None
 
 
@@ -155,15 +160,15 @@ class UsageRecord(_Message):
     node: str
     pool: str
     outcome: Outcome
-    prompt_tokens: int
-    cached_tokens: int | None
-    output_tokens: int
+    prompt_tokens: Count
+    cached_tokens: Count | None
+    output_tokens: Count
     exact: bool  # True: counted by the engine; False: our estimate, the engine did not say
-    reserved_tokens: int
-    queued_s: float
-    ttft_s: float | None
-    engine_s: float  # dispatch to the end
-    finished_at_s: float
+    reserved_tokens: Count
+    queued_s: Seconds
+    ttft_s: Seconds | None
+    engine_s: Seconds  # dispatch to the end
+    finished_at_s: Instant
 
 
 class UsagePage(_Message):

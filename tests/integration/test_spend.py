@@ -198,6 +198,28 @@ def test_a_record_with_odd_text_does_not_stop_the_others(
     assert server.acknowledged == 3
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"finished_at_s": 1e300},
+        {"engine_s": -1.0},
+        {"engine_s": float("nan")},
+        {"output_tokens": -5},
+    ],
+)
+def test_a_page_of_nonsense_is_refused_whole_and_named(
+    database: FreshDatabase, clock: ManualClock, nonsense: dict[str, float]
+) -> None:
+    server = SpoolServer()
+    server.records = [record(1), record(2).model_copy(update=nonsense)]
+    (said,) = pull(database, clock, server)
+    assert "gw-1" in said
+    assert f"not a page of usage: records/1/{next(iter(nonsense))}" in said
+    assert server.acknowledged == 0
+    with reading(database) as session:
+        assert session.scalar(select(func.count()).select_from(UsageRecordRow)) == 0
+
+
 def test_a_controller_that_lost_the_lease_stores_nothing(
     database: FreshDatabase, clock: ManualClock
 ) -> None:
