@@ -6,6 +6,8 @@ import contextlib
 import json
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -18,6 +20,7 @@ from tests.gateway_process import (
     ADMIN_TOKEN,
     KEYS,
     PROMPT_TOKENS,
+    ROOT,
     FakeEngine,
     GatewayProcess,
     assignment,
@@ -354,6 +357,20 @@ def test_what_outlasts_the_drain_is_cut_off_told_and_booked(tmp_path: Path, engi
         assert record["outcome"] == "draining"
         assert record["exact"] is False
         eventually(lambda: engine.running == 0)
+
+
+def test_two_gateways_cannot_share_a_folder(gateway: GatewayProcess) -> None:
+    command = [sys.executable, "-m", "admission", "--name", "gw-test", "--port", "0"]
+    second = subprocess.run(
+        [*command, "--state-dir", str(gateway.state_dir)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert second.returncode == 2
+    assert "another gateway runs in" in second.stderr
+    assert gateway.status()["ready"] is True
 
 
 def test_drain_by_the_admin_api(gateway: GatewayProcess, engine: FakeEngine) -> None:
