@@ -31,6 +31,10 @@ from fleet.capacity import CapacityEstimate
 
 log = logging.getLogger(__name__)
 
+#: Time between refits of capacities that are known, seconds.
+REFRESH_S = 60.0
+YOUNG_S = 600.0
+
 
 class Observer:
     """Everything the observing steps share. Created when the process starts; follows the lease."""
@@ -54,6 +58,8 @@ class Observer:
         self._facts: FleetFacts | None = None
         self._estimates: dict[EngineKey, CapacityEstimate] = {}
         self._refilled = False
+        self._refreshed_s = self._began_s = deps.clock.monotonic_s()
+        self._is_measured = False  # every engine has a capacity
         self._led = False
 
     @property
@@ -87,7 +93,7 @@ class Observer:
                 taken = self._assessor.refill(session, facts, self._deps.clock.now())
                 now_s = self._deps.clock.now().timestamp()
                 self._estimates = self._assessor.book.refresh(facts, now_s)
-                self._refilled = True
+                self._refilled, self._began_s = True, self._deps.clock.monotonic_s()
                 log.info("windows refilled from the database", extra={"windows": taken})
         return facts
 
@@ -132,13 +138,19 @@ class Observer:
         return f"{waiting - len(self.writer)} rounds written, {len(self.writer)} wait"
 
     async def refresh_capacity(self) -> str:
-        """Fit capacities in a worker thread; they are written with the next round."""
-        facts = self._facts
-        if facts is None:
-            return "waiting to learn what to watch"
+        """Fit capacities in a worker thread; they are written with the next round.
+
+        Once a minute; in the first minutes at every call until each engine has a capacity.
+        """
+        facts, elapsed_s = self._facts, self._deps.clock.monotonic_s()
+        is_young = elapsed_s < self._began_s + YOUNG_S and not self._is_measured
+        if facts is None or (not is_young and elapsed_s < self._refreshed_s + REFRESH_S):
+            return ""
+        self._refreshed_s = elapsed_s
         now_s = self._deps.clock.now().timestamp()
         estimates = await asyncio.to_thread(self._assessor.book.refresh, facts, now_s)
         self._estimates = estimates
+        self._is_measured = all(e.requests_per_s is not None for e in estimates.values())
         grades = Counter(
             e.grade.value if e.grade is not None else e.method.value for e in estimates.values()
         )

@@ -259,6 +259,19 @@ def test_a_node_in_maintenance_raises_no_alert_and_is_no_capacity(session: Sessi
         assert fleet_of(assessment).missing_nodes == ()
 
 
+def test_demand_is_known_while_capacity_is_not(session: Session):
+    watch = Watch(session, facts("a", "b"))
+    for _ in range(8):
+        assessment, changes = watch.round(
+            sampled("a", idle(10, arrivals=20)), sampled("b", idle(10, arrivals=5))
+        )
+        assert changes == []  # unknown raises nothing
+    health = fleet_of(assessment).health
+    assert health.rho.value is None
+    assert health.arrival_rate == pytest.approx(2.5)
+    assert "capacity" in health.explanation[0]
+
+
 GATEWAYS = (Target("g1", "http://g1/metrics"), Target("g2", "http://g2/metrics"))
 
 
