@@ -25,7 +25,7 @@ from fleet.health_reading import (
 )
 from fleet.health_reasons import explain
 from fleet.queueing import flow_balance, flow_z
-from fleet.saturation import EngineLimits, Point, is_saturated
+from fleet.saturation import MINUTE_COVERED_S, EngineLimits, Point, is_saturated
 
 __all__ = [
     "Health",
@@ -146,7 +146,9 @@ def _batch(windows: Sequence[TimedWindow]) -> float | None:
 
 
 def _saturated(windows: Sequence[TimedWindow], slots: float) -> bool | None:
-    if not windows or all(w.window.waiting is None for w in windows):
+    """Return whether the engine was at its limit; None when the minute is not covered or not told."""
+    covered_s = sum(w.window.length_s for w in windows)
+    if covered_s < MINUTE_COVERED_S or any(w.window.waiting is None for w in windows):
         return None
     minute = [
         Point(
@@ -168,12 +170,12 @@ def _saturated(windows: Sequence[TimedWindow], slots: float) -> bool | None:
 
 
 def _with_offered(health: Health, offered: Offered | None) -> Health:
-    """Return `health` with arrivals as the gateways counted them; their queues add to what waits."""
+    """Return `health` with arrivals as the gateways counted them; their queues, where said, add up too."""
     if offered is None or offered.fast_s <= 0 or offered.slow_s <= 0:
         return health
     waiting = health.waiting
     if offered.waiting is not None:
-        waiting = offered.waiting + (waiting or 0)
+        waiting = None if waiting is None else waiting + offered.waiting
     return replace(
         health,
         arrivals=offered.fast_count,
@@ -211,12 +213,13 @@ def _finish(
         headroom = max(0.0, TARGET_RHO * mu.value - rate)
         if health.mu_tokens.value is not None:
             headroom_tokens = headroom * health.mu_tokens.value / mu.value
-        backlog = (rate + (waiting or 0) / BACKLOG_HORIZON_S) / mu.value
-        if rate > mu.value:
-            room = (health.free_batch or 0.0) + longest_wait_s * mu.value - (waiting or 0)
-            to_saturation = max(0.0, room) / (rate - mu.value)
-        elif rate < mu.value and waiting is not None:
-            to_drain = waiting / (mu.value - rate)
+        if waiting is not None:
+            backlog = (rate + waiting / BACKLOG_HORIZON_S) / mu.value
+            if rate < mu.value:
+                to_drain = waiting / (mu.value - rate)
+            elif rate > mu.value and health.free_batch is not None:
+                room = health.free_batch + longest_wait_s * mu.value - waiting
+                to_saturation = max(0.0, room) / (rate - mu.value)
     counted = health.arrivals is not None and health.completions is not None
     found = replace(
         health,

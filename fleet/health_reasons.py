@@ -58,18 +58,18 @@ def _mu_line(e: Health, mu: float) -> str:
 
 def _room_lines(e: Health, rate: float, mu: float, longest_wait_s: float) -> list[str]:
     lines: list[str] = []
-    if rate > mu:
-        free, queue = e.free_batch or 0.0, e.waiting or 0
-        room = f"free batch {free:.0f} + {longest_wait_s:g} s x {mu:.4g} - waiting {queue}"
-        seconds = max(0.0, free + longest_wait_s * mu - queue) / (rate - mu)
-        lines.append(f"time to saturation = ({room}) / ({rate:.4g} - {mu:.4g}) = {seconds:.0f} s")
+    if e.time_to_saturation_s is not None:
+        room = f"free batch {e.free_batch:.0f} + {longest_wait_s:g} s x {mu:.4g} - waiting {e.waiting}"
+        over = f"({rate:.4g} - {mu:.4g})"
+        lines.append(f"time to saturation = ({room}) / {over} = {e.time_to_saturation_s:.0f} s")
+    elif rate > mu:
+        lines.append("time to saturation is unknown: free batch or waiting requests are not known")
     else:
         spare = max(0.0, TARGET_RHO * mu - rate)
         lines.append(f"head-room = {TARGET_RHO:g} x {mu:.4g} - {rate:.4g} = {spare:.4g} requests/s")
-    if e.waiting:
-        backlog = (rate + e.waiting / BACKLOG_HORIZON_S) / mu
+    if e.waiting and e.rho_backlog is not None:
         demand = f"{rate:.4g} + {e.waiting} / {BACKLOG_HORIZON_S:g} s"
-        lines.append(f"rho with backlog = ({demand}) / {mu:.4g} = {backlog:.2f}")
+        lines.append(f"rho with backlog = ({demand}) / {mu:.4g} = {e.rho_backlog:.2f}")
     if e.batch_used_ratio is not None:
         lines.append(f"batch in use {e.batch_used_ratio:.0%} of the operating batch: not utilization")
     return lines

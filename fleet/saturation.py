@@ -17,6 +17,7 @@ from fleet.curve_fit import Vector
 
 MIN_WINDOWS = 12
 MIN_COMPLETIONS = 20
+MINUTE_COVERED_S = 45.0  # what must be covered of a minute to speak for it
 OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's default; used, and flagged, where nobody said and no queue was seen
 LARGEST_DEFAULT_SEQS = 1024  # vLLM's default on the largest GPUs: how far unknown slots may reach
@@ -119,7 +120,7 @@ def throughput_60s(points: Sequence[Point]) -> Vector:
             events -= points[first].decode_events
             covered -= points[first].length_s
             first += 1
-        if covered >= 45:
+        if covered >= MINUTE_COVERED_S:
             rates.append(events / covered)
     return np.asarray(rates, np.float64)
 
@@ -130,9 +131,8 @@ def is_saturated(minute: Sequence[Point], slots: float) -> bool:
     Saturated: waiting > 0 in at least 90 % of the samples, and 97 % of the slots in use, the KV cache 97 %
     full, or preemptions. `slots` may be infinite where it is not known.
     """
-    if sum(p.length_s for p in minute) < 45 or sum((p.waiting or 0) > 0 for p in minute) < 0.9 * len(
-        minute
-    ):
+    waited = sum((p.waiting or 0) > 0 for p in minute)
+    if sum(p.length_s for p in minute) < MINUTE_COVERED_S or waited < 0.9 * len(minute):
         return False
     full = all((p.running or 0) >= 0.97 * slots for p in minute)
     memory = all((p.kv_used_ratio or 0.0) >= 0.97 for p in minute)

@@ -119,6 +119,31 @@ def test_overload_says_how_long_until_it_hurts_and_underload_how_long_to_drain()
     assert queued.rho_backlog == pytest.approx((6 + 80 / 60) / 10)
 
 
+def test_a_queue_nobody_told_of_is_not_an_empty_one():
+    silent = assess_engine("a", minutes(arrivals=120, waiting=None), MU10, 300)
+    assert silent.rho.value == pytest.approx(1.2)
+    assert (silent.waiting, silent.rho_backlog, silent.time_to_saturation_s) == (None, None, None)
+    assert silent.saturated is None
+    assert any("time to saturation is unknown" in line for line in silent.explanation)
+    # the gateways' queues alone are not all that waits
+    offered = Offered(fast_count=600, fast_s=60, slow_count=3000, slow_s=300, waiting=30)
+    pool = assess_pool("p", [assess_engine("a", minutes(waiting=None), MU10, 300)], 300, offered=offered)
+    assert (pool.waiting, pool.rho_backlog) == (None, None)
+
+
+def test_a_configured_capacity_does_not_say_how_much_room_is_left():
+    configured = CapacityEstimate(Method.CONFIGURED, None, requests_per_s=10.0)
+    over = assess_engine("a", minutes(arrivals=120), configured, 300)
+    assert over.rho.value == pytest.approx(1.2)
+    assert over.free_batch is None  # no operating batch: neither 0 nor 64 is free
+    assert over.time_to_saturation_s is None
+
+
+def test_half_a_minute_does_not_prove_an_engine_unsaturated():
+    half = assess_engine("a", [seen(10.0), seen(20.0), seen(30.0)], UNKNOWN, 30)
+    assert half.saturated is None
+
+
 def test_saturation_is_seen_without_a_capacity_and_stands_in_for_rho():
     full = minutes(arrivals=100, waiting=9, running=64)
     health = assess_engine("a", full, UNKNOWN, 300, limits=EngineLimits(max_num_seqs=64))
