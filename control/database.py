@@ -105,8 +105,8 @@ def parse_dsn(dsn: str) -> URL:
 
 
 def redacted(dsn: str) -> str:
-    """Return `dsn` fit for logs and pages: the password is `***`."""
-    return parse_dsn(dsn).set(drivername="postgresql").render_as_string(hide_password=True)
+    """Return `dsn` fit for logs and pages: the password is `***`, in the query too."""
+    return redact(parse_dsn(dsn).set(drivername="postgresql").render_as_string(hide_password=True))
 
 
 def make_engine(dsn: str, *, role: Role = Role.CONTROL, pool_size: int = 5) -> Engine:

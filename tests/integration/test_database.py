@@ -304,6 +304,7 @@ def test_a_killed_connection_is_reported_as_unavailable_and_the_next_one_works(
         "postgresql://u:canary-5a1@127.0.0.1:1/rhodeck",  # nothing listens on port 1
         "postgresql://u:canary-5a1@/rhodeck?host=/nonexistent",
         "postgresql://u:canary-5a1@name.invalid/rhodeck",
+        "postgresql://127.0.0.1:1/rhodeck?user=u&password=canary-5a1",
     ],
 )
 def test_an_unreachable_server_says_where_and_what_to_check_without_the_password(dsn: str) -> None:
