@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -31,8 +32,9 @@ from fleet.spend import MonthSpend, subtotals
 
 def _month(name: str | None) -> tuple[MonthSpend, datetime]:
     now, zone = SystemClock().now(), ZoneInfo(load_settings().finance_timezone)
+    wanted = month_at(now, zone).name if name is None else name
     with transaction() as session:
-        return month_spend(session, name or month_at(now, zone).name, zone=zone, now=now), now
+        return month_spend(session, wanted, zone=zone, now=now), now
 
 
 @click.group()
@@ -89,20 +91,27 @@ def export(month: str, out: Path | None) -> None:
 
 
 def _write(made: Export, out: Path) -> None:
+    beside: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=out.name, delete=False) as beside:
-            beside.write(made.body)
-            beside.flush()
-            os.fsync(beside.fileno())
-        try:
-            Path(beside.name).replace(out)
-        except OSError:
+        target = out.resolve()
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):  # renaming over a device would remove the device
+            raise InvalidInput(f"{out} cannot be written: it is not a file", field="--out")
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".rhodeck-", delete=False) as file:
+            beside = Path(file.name)
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            file.write(made.body)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except (OSError, RuntimeError) as exc:  # RuntimeError: links in a circle
+        if beside is not None:
             with contextlib.suppress(OSError):
-                Path(beside.name).unlink()
-            raise
-    except OSError as exc:
+                beside.unlink()
+        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
         raise InvalidInput(
-            f"{out} cannot be written: {exc.strerror}", hint="Choose a folder that exists", field="--out"
+            f"{out} cannot be written: {reason}", hint="Choose a folder that exists", field="--out"
         ) from exc
 
 
