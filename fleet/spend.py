@@ -167,17 +167,19 @@ def _pool_lines(
     used_s = sum((item.engine_s for item in use), Decimal(0))
     offered_s = hours * SECONDS_PER_HOUR * slots if slots else used_s
     whole_s = max(offered_s, used_s)  # clocks differ a little: never give out more than there is
-    shares: dict[tuple[str, str, str], Decimal] = {}
+    shares: dict[tuple[str, str, str], Decimal] = defaultdict(Decimal)
+    counts: dict[tuple[str, str, str], tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
     for item in use:
         key = (item.tenant, item.tier, item.model)
-        shares[key] = shares.get(key, Decimal(0)) + item.engine_s
+        shares[key] += item.engine_s
+        requests, prompt, output = counts[key]
+        counts[key] = (requests + item.requests, prompt + item.prompt_tokens, output + item.output_tokens)
     idle = ("", "", "")
     parts = {key: (s / whole_s if whole_s else Decimal(0)) for key, s in shares.items()}
     parts[idle] = Decimal(1) - sum(parts.values(), Decimal(0)) if whole_s else Decimal(1)
     cents = round_to_total({key: max(part, Decimal(0)) * amount for key, part in parts.items()}, amount)
-    metered = {key: _sum_of(use, key) for key in shares}
     lines = [
-        SpendLine("usage", *key, pool, *metered[key], shares[key], parts[key] * hours, cents[key])
+        SpendLine("usage", *key, pool, *counts[key], shares[key], parts[key] * hours, cents[key])
         for key in sorted(shares)
     ]
     if hours:
@@ -185,12 +187,3 @@ def _pool_lines(
             0, SpendLine("idle", *idle, pool, 0, 0, 0, Decimal(0), parts[idle] * hours, cents[idle])
         )
     return lines
-
-
-def _sum_of(use: Sequence[Use], key: tuple[str, str, str]) -> tuple[int, int, int]:
-    rows = [item for item in use if (item.tenant, item.tier, item.model) == key]
-    return (
-        sum(item.requests for item in rows),
-        sum(item.prompt_tokens for item in rows),
-        sum(item.output_tokens for item in rows),
-    )
