@@ -8,7 +8,7 @@ the requests it refuses, and the share of time above capacity read as the share 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
 from fleet.errors import InvalidInput
@@ -306,8 +306,3 @@ def _warnings(i: ClosedFormInputs, node_rps: float, static: Option, total: Decim
         "comparison before anything is decided; simulate it."
     )
     return tuple(found)
-
-
-def at_spot_price(inputs: ClosedFormInputs, price: Decimal) -> ClosedForm:
-    """Return the estimate at another spot price (USD per node-hour)."""
-    return closed_form(replace(inputs, spot_price=price))

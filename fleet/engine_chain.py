@@ -1,4 +1,4 @@
-"""A continuous-batching engine as a birth-death chain, and its load line.
+"""A continuous-batching engine as a birth-death chain.
 
 A decode step with b sequences takes tau(b) = alpha + m b seconds, m = beta + gamma I / O (prefill rides
 along). Admitted requests never wait for a server, they slow each other. Rates are per second, times are
@@ -30,17 +30,6 @@ class EngineChain:
 def step_slope_s(beta: float, gamma: float, prompt_tokens: float, output_tokens: float) -> float:
     """Return m = beta + gamma I / O, seconds a step grows per sequence at a fixed mix."""
     return beta + gamma * prompt_tokens / output_tokens
-
-
-def load_line(lam: float, output_tokens: float, alpha: float, slope: float) -> float:
-    """Return the sequences in decode at `lam` req/s: lambda O alpha / (1 - lambda O m).
-
-    Raises InvalidInput when lambda O m >= 1: no batch, however large, serves that rate.
-    """
-    demand = lam * output_tokens * slope
-    if demand >= 1:
-        raise InvalidInput(f"lambda O m is {demand:.4g}: no batch size serves this rate", field="lam")
-    return lam * output_tokens * alpha / (1 - demand)
 
 
 def engine_chain(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.cost import SOURCES, ClosedFormInputs, at_spot_price, closed_form, shed_share
+from fleet.cost import SOURCES, ClosedFormInputs, closed_form, shed_share
 from fleet.errors import InvalidInput
 
 CASE = ClosedFormInputs()
@@ -69,7 +69,6 @@ def test_spot_price_moves_the_saving():
     assert set(rows) == {6, 12, 16, 22}
     assert rows[16].burst_always_on == 23_040  # 2 * 16 * 720
     assert rows[16].saving_month == 201_600 - 100_800 - 23_040
-    assert at_spot_price(CASE, Decimal(16)).burst_always_on == 23_040
 
 
 def test_a_burst_pool_never_costs_more_than_running_it_all_month():
