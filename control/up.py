@@ -15,7 +15,7 @@ from control.supervise import Part, free_port
 HOST = "127.0.0.1"
 DASHBOARD_PORT = 8501
 API_PORT = 8700
-CONTROL_PORT = 8701
+CONTROL_PORT = 8710
 GATEWAY_PORT = 8400
 NODE_PORT = 9100
 DEMO_RATE = 30.0  # requests/s over the trace; about 0.6 of what 12 nodes can do
