@@ -25,7 +25,9 @@ def _password() -> str:
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
     given = sys.stdin.readline().rstrip("\r\n")
     if not given:
-        raise InvalidInput("no password on standard input", hint="echo the password into the command")
+        raise InvalidInput(
+            "no password on standard input", hint="Type it on a terminal, or send a file in with `< FILE`"
+        )
     return given
 
 

@@ -1,4 +1,4 @@
-"""Tables of use and money: usage records, hours, node-hours, prices.
+"""Tables of use and money: usage records and their quarter-hours, node time, prices.
 
 USD as Numeric, node time in seconds. Records and prices are append-only. Prevents: a request billed twice
 and a price change that rewrites the past.
