@@ -142,7 +142,9 @@ def main() -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "nodes": options.nodes,
-        "offer_release_poll_us": {f"{t} tenants, {q} queued": round(us, 2) for (t, q), us in took_us.items()},
+        "offer_release_poll_us": {
+            f"{t} tenants, {q} queued": round(us, 2) for (t, q), us in took_us.items()
+        },
         "growth": {
             "1000 tenants to 10, nothing queued": round(took_us[1000, 0] / took_us[10, 0], 2),
             "1000 tenants to 10, 10000 queued": round(took_us[1000, 10_000] / took_us[10, 10_000], 2),
