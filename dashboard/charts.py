@@ -122,7 +122,7 @@ def _band(
             "name": "interval",
             "y": [rounded(v) for v in high],
             "fill": "tonexty",
-            "fillcolor": "rgba(0,114,178,0.15)",
+            "fillcolor": "rgba(43,131,198,0.18)",
             "showlegend": True,
             **axis,
         },

@@ -72,9 +72,10 @@ def plot(figure: Figure, key: str) -> None:
 
 def cards(items: Sequence[Card]) -> None:
     """Draw numbers in one row, each with its word: never by colour alone."""
-    for column, item in zip(st.columns(len(items)), items, strict=True):
+    grid = st.grid(columns=len(items), min_column_width=150)
+    for item in items:
         colour, icon = words.LOOKS[item.tone]
-        with column.container(border=True, height="stretch", gap=None):
+        with grid.container(border=True, height="stretch", gap=None):
             st.caption(item.label, help=item.help or None)
             st.markdown(f"<span class='rk-value'>{words.plain(item.value)}</span>", unsafe_allow_html=True)
             st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
@@ -148,3 +149,9 @@ def paragraphs(items: Sequence[str]) -> None:
     with st.container(gap="xxsmall"):
         for item in items:
             st.markdown(item)
+
+
+def two() -> tuple[Any, Any]:
+    """Return two places side by side, one below the other where there is no room."""
+    grid = st.grid(columns=2, min_column_width=380)
+    return grid.container(), grid.container()

@@ -81,6 +81,8 @@ def moved_to(head: Mapping[str, Any], base: Mapping[str, Any], draft: Mapping[st
             _put(result, path, copy.deepcopy(value))
         else:
             _take(result, path)
+    for name in set(base.get("tenants", {})) - set(draft.get("tenants", {})):
+        result["tenants"].pop(name, None)  # with what `differences` cannot list: a field that was null
     return result
 
 

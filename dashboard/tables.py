@@ -72,7 +72,7 @@ DIFFERENCES: dict[str, Any] = {
 }
 TENANTS: dict[str, Any] = {
     "tenant": column.TextColumn(
-        "Tenant", required=True, max_chars=63, validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+        "Tenant", width=160, required=True, max_chars=63, validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$"
     ),
     "tier": column.SelectboxColumn("Tier", options=["interactive", "batch", "best_effort"], required=True),
     "tokens_per_minute": column.NumberColumn(

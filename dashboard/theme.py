@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-#: Okabe-Ito's colour-blind-safe hues; orange-red is kept for what wants attention.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8A5A9E", "#56B4E9"
+#: Okabe-Ito's colour-blind-safe hues, in a lightness that reads on white and on black; orange-red is kept
+#: for what wants attention.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#2B83C6", "#D18F00", "#009E73", "#D55E00", "#9A6BB0", "#56B4E9"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 
 _LIGHT = {

@@ -23,14 +23,14 @@ for line in wrong:
     st.error(line)
 st.subheader("Every way to provision")
 components.table(vm.option_rows(found), tables.OPTIONS, key="options")
-left, right = st.columns(2)
+left, right = components.two()
 with left:
     st.subheader("What this hides")
     components.lines(vm.hidden(found))
 with right:
     st.subheader("Mind")
     components.lines(others)
-left, right = st.columns(2)
+left, right = components.two()
 with left:
     st.subheader("At other spot prices")
     components.table(vm.spot_rows(found), tables.PLAIN, key="spot")

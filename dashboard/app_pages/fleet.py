@@ -27,7 +27,7 @@ def live() -> None:
         )
     components.cards(vm.cards(fleet))
     st.caption(vm.coverage(fleet, at))
-    left, right = st.columns([3, 2])
+    left, right = components.two()
     with left:
         st.subheader("Needs attention")
         wanting = vm.attention(fleet, at, chosen.zone)
@@ -46,7 +46,7 @@ def live() -> None:
     st.subheader("Load")
     history = data.timeline("fleet", "", chosen.span_s)
     if not components.problem(history, at, chosen.zone) and history.value is not None:
-        first, second = st.columns(2)
+        first, second = components.two()
         with first:
             components.plot(vm.rho_figure(history.value, fleet.changes, chosen.zone), key="fleet_rho")
         with second:

@@ -27,7 +27,7 @@ def live() -> None:
     detail = found.value
     components.cards(vm.cards(detail))
     st.caption(vm.place(detail))
-    left, right = st.columns(2)
+    left, right = components.two()
     with left:
         st.subheader("Why this rho")
         components.lines(vm.why(detail))

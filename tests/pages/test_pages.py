@@ -1,0 +1,220 @@
+"""Every page in four states: full, empty, stale, failing: what it says, and never a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.pages.conftest import Show, column, text
+from tests.postgres_server import FreshDatabase
+
+pytestmark = pytest.mark.postgres
+PAGES = ("fleet", "node", "policy", "rollout", "audit", "estimates", "spend")
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("state", ["full", "empty", "stale", "failing"])
+def test_no_page_in_any_state_shows_an_exception(
+    page: str, state: str, request: pytest.FixtureRequest
+) -> None:
+    at = request.getfixturevalue(state)(page)
+    assert [e.message for e in at.exception] == []
+    assert [t.value for t in at.title] == [page.capitalize()] or state == "failing"
+
+
+# ---- full ----------------------------------------------------------------------------------------------
+
+
+def test_fleet_shows_the_five_numbers_and_what_is_wrong(full: Show) -> None:
+    at = full("fleet")
+    said = text(at)
+    assert "0.62" in said
+    assert "0.55 to 0.70" in said
+    assert "grade B" in said
+    assert "partial: n3" in said
+    # 30 rounds of 10 s, 2 of 40 refused in each: 60 of 1,200 = 5 %
+    assert "5.0 %" in said
+    assert "60 of 1,200 requests" in said
+    # 3 tiers at the gateway with 1 request each, 2 at the engines
+    assert "gateways 3, engines 2" in said
+    assert "90 %" in said
+    assert "on n2" in said
+    assert "rho of pool main is 0.93" in said
+    assert "Node n3 does not answer: refused" in said
+    assert "more for acme" in said
+    assert "It reads 1.0 for any stable fleet" in said
+    assert column(at, "state")[0] == "\u2716 silent, never seen"
+    assert column(at, "why") == ["rejected quota rate 60"]
+    # 12,000 tokens each 10 s, over the 300 s counted of the hour: 1,200/s, not 100/s
+    assert column(at, "tokens/s") == [pytest.approx(1_200.0)]
+
+
+def test_node_explains_its_rho_and_is_honest_about_quantiles(full: Show) -> None:
+    at = full("node", node="n1")
+    said = text(at)
+    assert "rho = lambda / mu = 4 / 6.45 = 0.62" in said
+    assert "3.2 req/s (3 to 3.5), fitted: inter-token latency against batch, grade B" in said
+    # 600 first tokens, half within 0.1 s: p95 lies in (0.1, 0.5], p99.9 has 0.6 observations beyond it
+    assert column(at, "requests")[:2] == [600, 180_000]
+    assert str(column(at, "p99.9")[0]).endswith("(few)")
+    assert column(at, "note")[0] == "too few observations for p99, p99.9"
+    assert column(at, "note")[2] == "no observations"
+    assert column(at, "p50")[2] == "\u2014"
+
+
+def test_silent_node_shows_no_present_values(full: Show) -> None:
+    said = text(full("node", node="n3"))
+    assert "silent" in said
+    assert "never seen" in said
+    assert "\u2014 / \u2014" in said
+    assert "refused" in said
+
+
+def test_policy_shows_the_head_the_quotas_and_the_history(full: Show) -> None:
+    at = full("policy")
+    said = text(at)
+    assert "Revision **2** by ana" in said
+    assert "The weights sum to 100 %" in said
+    assert "No pending changes" in said
+    assert column(at, "tokens_per_minute") == [60_000]
+    assert column(at, "revision") == [2, 1]
+    assert column(at, "state") == ["in force"]
+
+
+def test_rollout_says_what_each_gateway_confirmed(full: Show) -> None:
+    at = full("rollout")
+    assert "1 of 1" in text(at)
+    assert column(at, "condition") == ["\u2713 converged"]
+    assert column(at, "revision")[0] == "2 / 2"
+    assert column(at, "queued") == ["1 / 1 / 1"]
+
+
+def test_audit_lists_every_change_and_verifies(full: Show) -> None:
+    at = full("audit")
+    ids = [int(str(i)) for i in column(at, "id")]
+    assert ids == sorted(ids, reverse=True)
+    assert "policy.publish" in column(at, "action")
+    at.button(key="verify").click().run()
+    assert f"All {ids[0]} rows follow from each other" in text(at)
+
+
+def test_spend_adds_up_and_shows_idle_apart(full: Show) -> None:
+    at = full("spend")
+    said = text(at)
+    # a quarter-hour at 28 USD/h is 7.00; acme held 16 of 64 slots of it: 1.75, the rest is idle
+    assert "$7.00" in said
+    assert "$1.75" in said
+    assert "$5.25" in said
+    assert "estimated" in said
+    assert "sha256" in said
+    assert column(at, "of") == ["idle (nobody's)", "acme", "total"]
+
+
+def test_estimates_answer_the_check_case_to_the_dollar(full: Show) -> None:
+    said = text(full("estimates"))
+    for amount in ("$201,600", "$100,800", "$5,000", "$105,800", "$95,800", "$1,149,600", "$8,640"):
+        assert amount in said, amount
+    assert "rho of 0.85 or less needs 12 nodes" in said
+    assert "admission refuses 50.0 % of requests" in said
+
+
+def test_estimates_say_when_admission_is_the_wrong_answer(empty: Show) -> None:
+    at = empty("estimates")
+    at.checkbox(key="estimate_refusal").uncheck().run()
+    assert "Admission is the wrong answer: refusals are not acceptable" in text(at)
+    at.number_input(key="estimate_mean_rps").set_value(40.0).run()
+    assert "the peak 30 is below the mean 40 requests/s" in text(at)
+
+
+# ---- empty ---------------------------------------------------------------------------------------------
+
+
+def test_empty_pages_say_why_and_what_to_do(empty: Show) -> None:
+    fleet = text(empty("fleet"))
+    assert "rhodeck nodes add" in fleet
+    assert "no verdict yet" in fleet
+    assert "No scrape round yet" in fleet
+    assert "rhodeck nodes add" in text(empty("node"))
+    assert "No policy was published yet" in text(empty("policy"))
+    assert "rhodeck gateways add" in text(empty("rollout"))
+    assert "Nobody has changed anything yet" in text(empty("audit"))
+    assert "nothing was spent" in text(empty("spend"))
+
+
+# ---- stale ---------------------------------------------------------------------------------------------
+
+
+def test_stale_values_are_not_shown_as_present(stale: Show) -> None:
+    at = stale("fleet")
+    said = text(at)
+    assert "last known 0.62" in said
+    assert "stale" in said
+    states = column(at, "state")
+    assert [str(s).split(",")[0] for s in states] == ["\u2716 silent", "\u25b2 stale", "\u25b2 stale"]
+    assert column(at, "rho") == [None, None, None]
+    assert column(at, "running") == [None, None, None]
+    assert "Node n1 does not answer" in said
+
+
+def test_conditions_of_gateways_nobody_asked_are_unknown(stale: Show) -> None:
+    at = stale("rollout")
+    assert column(at, "condition") == ["? unknown"]
+    assert "0 of 1" in text(at)
+
+
+# ---- failing -------------------------------------------------------------------------------------------
+
+
+def test_without_a_database_pages_say_so_and_leak_nothing(failing: Show) -> None:
+    said = text(failing("fleet"))
+    assert "cannot be reached" in said
+    assert "DATABASE_URL" in said
+    assert "postgresql://" not in said
+
+
+def test_an_outage_keeps_what_was_last_known_with_its_age(
+    full: Show, dashboard_on: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import streamlit as st
+
+    from control.database import Role, make_engine
+    from dashboard import data
+    from dashboard.deps import Deps, deps
+    from tests.pages.conftest import NOWHERE
+
+    at = full("fleet")
+    known = deps()
+    away = make_engine(NOWHERE, role=Role.DASHBOARD)
+    monkeypatch.setattr(data, "deps", lambda: Deps(known.settings, away, away, known.clock))
+    st.cache_data.clear()
+    at.run()
+    said = text(at)
+    assert [e.message for e in at.exception] == []
+    assert "cannot be reached" in said
+    assert "Shown below is what was last known" in said
+    assert "0.62" in said
+    away.dispose()
+
+
+# ---- roles ---------------------------------------------------------------------------------------------
+
+
+def test_viewer_sees_why_buttons_are_disabled(full: Show, as_role: Callable[[str], str]) -> None:
+    as_role("viewer")
+    at = full("policy")
+    assert "Your role, viewer, may not publish policy" in text(at)
+    assert at.number_input[0].disabled
+    assert at.button(key="review").disabled
+
+
+def test_nobody_signed_in_sees_nothing(
+    full: Show, as_role: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_role("viewer")
+    from dashboard import access
+
+    monkeypatch.setattr(access, "presented_token", lambda: "not a token")
+    at = full("fleet")
+    assert text(at).strip() == "You are signed out."
+    assert len(at.dataframe) == 0
