@@ -20,11 +20,9 @@ from pydantic import ValidationError
 
 from control.fetch import is_allowed
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
-from fleet.messages import Assignment, GatewayStatus, UsageAck, UsagePage
+from fleet.messages import MAX_COUNTER, Assignment, GatewayStatus, UsageAck, UsagePage
 
 MAX_ANSWER_BYTES = 4_000_000
-#: Epochs and generations above this are not believed: adding to them would leave JSON's exact integers.
-MAX_COUNTER = 2**53 - 1_000_000
 MAX_SHOWN_CHARACTERS = 500
 
 

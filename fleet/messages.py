@@ -15,17 +15,30 @@ Every call carries `Authorization: Bearer <admin token>`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from fleet.errors import InvalidPolicy
 from fleet.outcomes import Outcome, Tier
 from fleet.policy import Name, Policy, Tokens, digest_of, pointer_of
 
 MAX_ASSIGNMENT_BYTES = 8_000_000
+#: Epochs and generations above this are not taken: adding to them would leave JSON's exact integers, and
+#: a gateway that held one could not be overtaken any more.
+MAX_COUNTER = 2**53 - 1_000_000
 
 Count = Annotated[int, Field(ge=0)]
+#: What ends up in log lines, metric labels and database rows.
+Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 #: Unix seconds before the year 10000: more than that no date can hold.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
@@ -41,7 +54,7 @@ class TenantShare(_Message):
     tokens_per_minute: Tokens
     burst_tokens: Tokens
     max_in_flight_tokens: Tokens
-    max_concurrent_requests: Annotated[int, Field(ge=0)]
+    max_concurrent_requests: Annotated[int, Field(ge=0, le=1_000_000)]
     over_budget: bool = False  # the month's spend has reached the tenant's budget
 
 
@@ -51,18 +64,18 @@ class NodeTarget(_Message):
     name: Name
     pool: Name
     base_url: str  # http(s)://host:port without path
-    models: tuple[str, ...]
+    models: Annotated[tuple[Label, ...], Field(min_length=1)]
     price_class: Literal["on_demand", "reserved", "spot"] = "on_demand"
     draining: bool = False
-    kv_capacity_tokens: Annotated[int, Field(gt=0)] | None = None  # None: ask the node's metrics
-    max_num_seqs: Annotated[int, Field(gt=0)] | None = None
+    kv_capacity_tokens: Annotated[int, Field(gt=0, le=10**12)] | None = None  # None: ask the node's metrics
+    max_num_seqs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     honours_priority: bool = False  # the engine schedules by priority
 
 
 class Credential(_Message):
     """An API key of a tenant. The key itself exists only at the client."""
 
-    key_id: str
+    key_id: Label
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     tenant: Name
 
@@ -72,21 +85,25 @@ class Assignment(_Message):
 
     schema_: Literal["rhodeck.assignment/1"] = Field(default="rhodeck.assignment/1", alias="schema")
     gateway: Name
-    epoch: Annotated[int, Field(ge=0)]  # fencing token of the controller that sent it
-    generation: Annotated[int, Field(ge=1)]  # rises with every change for this gateway
-    revision: Annotated[int, Field(ge=1)]  # policy revision it was made from
+    epoch: Annotated[int, Field(ge=0, le=MAX_COUNTER)]  # fencing token of the controller that sent it
+    generation: Annotated[int, Field(ge=1, le=MAX_COUNTER)]  # rises with every change for this gateway
+    revision: Annotated[int, Field(ge=1, lt=2**31)]  # policy revision it was made from
     policy: Policy
     shares: dict[Name, TenantShare]
     kv_share_ratio: Annotated[float, Field(gt=0, le=1)]  # part of each node's KV budget that is ours
     nodes: tuple[NodeTarget, ...]
     credentials: tuple[Credential, ...]
 
-    @model_validator(mode="after")
-    def _every_tenant_has_a_share(self) -> Self:
-        missing = sorted(set(self.policy.tenants) - set(self.shares))
+    @field_validator("shares")
+    @classmethod
+    def _every_tenant_has_a_share(
+        cls, shares: dict[str, TenantShare], info: ValidationInfo
+    ) -> dict[str, TenantShare]:
+        policy: Policy | None = info.data.get("policy")  # absent when it is wrong itself
+        missing = sorted(set(policy.tenants) - set(shares)) if policy is not None else []
         if missing:
             raise ValueError(f"no share for tenants {', '.join(missing[:5])}")
-        return self
+        return shares
 
     def digest(self) -> str:
         """Return the sha256 of the content, hex: everything but epoch and generation."""
@@ -195,7 +212,7 @@ def parse_assignment(body: bytes) -> Assignment:
             f"assignment is {len(body)} bytes; at most {MAX_ASSIGNMENT_BYTES} are read", field=""
         )
     try:
-        return Assignment.model_validate_json(body)
+        return Assignment.model_validate_json(body, strict=True)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         pointer = pointer_of(first["loc"])

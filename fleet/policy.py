@@ -14,7 +14,16 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fleet.errors import InvalidPolicy
 from fleet.outcomes import TIERS, Tier
@@ -25,7 +34,9 @@ MAX_TENANTS = 2_000
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
 Tokens = Annotated[int, Field(ge=0, le=10**12, strict=True)]
-Ratio = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]  # no text, no true
+Ratio = Annotated[Real, Field(gt=0, le=1)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
 class _Part(BaseModel):
@@ -45,7 +56,7 @@ class TierPolicy(_Part):
 
     weight: Annotated[int, Field(ge=1, le=98, strict=True)]
     """Share of dispatched tokens in percent while every tier is backlogged. The three sum to 100."""
-    queue_timeout_s: Annotated[float, Field(ge=0.05, le=600, allow_inf_nan=False)]
+    queue_timeout_s: Annotated[Real, Field(ge=0.05, le=600)]
     """A request that cannot start within this time is refused with 429."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000, strict=True)]
     """Bound of the tier's queue at one gateway."""
@@ -97,13 +108,13 @@ class SizeClass(_Part):
 class Admission(_Part):
     """How the gate counts and orders."""
 
-    kv_target_ratio: Annotated[float, Field(ge=0.1, le=0.98, allow_inf_nan=False)] = 0.85
+    kv_target_ratio: Annotated[Real, Field(ge=0.1, le=0.98)] = 0.85
     """Part of a node's KV cache that may be reserved."""
-    output_reservation_quantile: Annotated[float, Field(ge=0.5, le=0.999, allow_inf_nan=False)] = 0.95
+    output_reservation_quantile: Annotated[Real, Field(ge=0.5, le=0.999)] = 0.95
     """Quantile of the endpoint's own output history that is reserved."""
     order: Literal["sjf_aging", "fifo"] = "sjf_aging"
     """Order inside one tenant's flow."""
-    aging_rate: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 200.0
+    aging_rate: Annotated[Real, Field(ge=0, le=1e6)] = 200.0
     """Tokens of advantage a waiting request gains per second (sjf_aging)."""
     size_classes: Annotated[tuple[SizeClass, ...], Field(max_length=8)] = ()
     """Optional bounds that keep long contexts from standing before short requests."""
@@ -116,7 +127,7 @@ class Routing(_Part):
     """Rule that picks a node."""
     spot_tiers: tuple[Tier, ...] = (Tier.BATCH, Tier.BEST_EFFORT)
     """Tiers that may run on spot nodes."""
-    prefix_affinity: bool = False
+    prefix_affinity: Flag = False
     """Prefer the node that last served the same prompt prefix, while it is not hot."""
 
 
@@ -127,7 +138,7 @@ class RetryAfter(_Part):
     """Smallest value sent, whole seconds."""
     cap_s: Annotated[int, Field(ge=1, le=3600, strict=True)] = 60
     """Largest value sent, whole seconds."""
-    jitter_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    jitter_ratio: Annotated[Real, Field(ge=0, le=1)] = 0.5
     """Values are spread by plus and minus this part, so that clients do not return together."""
 
     @model_validator(mode="after")
@@ -140,7 +151,7 @@ class RetryAfter(_Part):
 class Slo(_Part):
     """What users were promised; drives goodput and the stop of a rollout."""
 
-    ttft_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 0.5
+    ttft_s: Annotated[Real, Field(gt=0, le=600)] = 0.5
     """Time to first token that counts as good."""
     attainment_ratio: Ratio = 0.95
     """Part of requests that must be good."""
@@ -200,11 +211,13 @@ class Policy(_Part):
     slo: Slo = Slo()
     """What users were promised."""
 
-    @model_validator(mode="after")
-    def _default_tenant_exists(self) -> Self:
-        if self.default_tenant is not None and self.default_tenant not in self.tenants:
-            raise ValueError(f"default_tenant {self.default_tenant!r} is not among the tenants")
-        return self
+    @field_validator("default_tenant")
+    @classmethod
+    def _default_tenant_exists(cls, name: str | None, info: ValidationInfo) -> str | None:
+        tenants = info.data.get("tenants")  # absent when they are wrong themselves
+        if name is not None and tenants is not None and name not in tenants:
+            raise ValueError(f"{name!r} is not among the tenants; add it there or name another")
+        return name
 
     def tenant(self, name: str) -> TenantPolicy | None:
         """Return the quota that applies to `name`, or None when such a tenant must be refused."""
