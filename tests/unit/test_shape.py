@@ -86,6 +86,12 @@ def test_packages_are_flat() -> None:
     assert [p for p in deep if not p.startswith("dashboard/app_pages/")] == []
 
 
+def test_no_two_test_files_share_a_name() -> None:
+    """Without packages, the runner imports test files by name: a second of one name stops them all."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_every_requirement_is_hashed_and_no_address_is_locked() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     assert not re.search(r"https?://|file:|--index-url|--extra-index-url|--find-links|@ ", lock)
