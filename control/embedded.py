@@ -43,7 +43,6 @@ from control.embedded_folder import (
 from control.embedded_process import (
     Account,
     choose_account,
-    has_death_signal,
     holders,
     spawn,
     watch_owner,
@@ -55,6 +54,7 @@ from control.embedded_socket import (
     server_port,
     socket_folder,
 )
+from control.parent_death import has_death_signal
 from fleet.clock import Clock, SystemClock
 from fleet.errors import Conflict, InvalidInput, Unavailable
 

@@ -1,31 +1,29 @@
 """Starting a child that cannot outlive us, under an account that may not be ours.
 
-Owns: which account runs Postgres, the parent-death signal, the search for processes that still hold a
-data folder. Process ids are of this machine; times are seconds. Prevents: a server that keeps running
-after its owner was killed, Postgres run as root, and a lock file believed because some process happens
-to have the number written in it.
+Owns: which account runs Postgres, the watcher where the kernel has no parent-death signal, the search for
+processes that still hold a data folder. Process ids are of this machine; times are seconds. Prevents: a
+server that keeps running after its owner was killed, Postgres run as root, and a lock file believed
+because some process happens to have the number written in it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pwd
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from control.parent_death import die_with_parent, has_death_signal
 from fleet.errors import InvalidInput
 
 #: Accounts tried, in this order, when root names none. Postgres refuses to run as root.
 UNPRIVILEGED = ("rhodeck", "postgres", "nobody")
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 #: Runs where prctl does not exist: reads a pipe that closes when the owner dies, then signals the server.
 _WATCHDOG = """
@@ -126,11 +124,6 @@ def may_execute(account: Account, path: Path) -> bool:
     return done.returncode == 0
 
 
-def has_death_signal() -> bool:
-    """Return whether the kernel can signal a child when its parent dies (Linux)."""
-    return sys.platform == "linux"
-
-
 def spawn(
     argv: Sequence[str], account: Account, *, on_death: signal.Signals, output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
@@ -153,26 +146,13 @@ def spawn(
             user=None if account.is_ours else account.uid,
             group=None if account.is_ours else account.gid,
             extra_groups=None if account.is_ours else [],
-            preexec_fn=_arm(on_death) if has_death_signal() else None,
+            preexec_fn=die_with_parent(on_death) if has_death_signal() else None,
         )
     except PermissionError as exc:
         raise InvalidInput(
             f"cannot start {argv[0]} as {account.name}: {exc.strerror}",
             hint="Start as an ordinary user, or set DATABASE_URL to a server of your own",
         ) from exc
-
-
-def _arm(on_death: signal.Signals) -> Callable[[], None]:
-    """Return what the child runs between fork and exec, after its uid was changed (which clears the
-    setting). Everything it touches is resolved here, in the parent."""
-    prctl, parent, number = ctypes.CDLL(None).prctl, os.getpid(), int(on_death)
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the signal was armed
-            os._exit(1)
-
-    return arm
 
 
 def watch_owner(pid: int, on_death: signal.Signals) -> subprocess.Popen[bytes]:

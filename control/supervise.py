@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import httpx
 
+from control.parent_death import die_with_parent, has_death_signal
 from fleet.clock import Clock
 from fleet.errors import FleetError, Unavailable
 
@@ -49,7 +49,7 @@ class _Running:
     part: Part
     process: asyncio.subprocess.Process
     started_s: float
-    failures: int = 0
+    failures: int = 0  # exits and failed starts in a row before it, none of them steady
 
 
 def free_port(preferred: int, *, host: str = "127.0.0.1") -> int:
@@ -61,21 +61,6 @@ def free_port(preferred: int, *, host: str = "127.0.0.1") -> int:
                 probe.bind((host, port))
                 return int(probe.getsockname()[1])
     raise Unavailable(f"no free port on {host}", hint="End another program that holds many ports")
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Return what a child runs before exec so that it dies with us; None where the kernel cannot."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def ask_kernel() -> None:
-        libc.prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # the parent died before the call
-            os._exit(1)
-
-    return ask_kernel
 
 
 class Supervisor:
@@ -124,7 +109,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(signal.SIGTERM) if has_death_signal() else None,
             )
         running = _Running(part, process, self._clock.monotonic_s(), failures)
         self._running[part.name] = running
@@ -159,13 +144,17 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             steady = self._clock.monotonic_s() - running.started_s >= STEADY_S
-            failures = 0 if steady else running.failures + 1
+            failures = 0 if steady else running.failures
             pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
             self._say(f"  {name:<12} exited with code {code}; starting again in {pause_s:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
                 return
-            await self._spawn(running.part, failures=failures)
+            try:
+                await self._spawn(running.part, failures=failures + 1)
+            except OSError as exc:  # no memory, no room for its log: a later try may find some
+                self._say(f"  {name:<12} cannot be started: {exc.strerror}")
+                running.failures, running.started_s = failures + 1, self._clock.monotonic_s()
 
     async def _end(self, running: _Running) -> None:
         process = running.process

@@ -56,6 +56,24 @@ def test_a_killed_part_is_started_again_and_stop_leaves_nothing(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+def test_pauses_grow_and_a_start_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        said: list[str] = []
+        boss, logs = supervisor(tmp_path, said), tmp_path / "logs"
+        await boss.start(Part("brief", ("-c", "pass")))
+        await eventually(lambda: any("starting again in 1 s" in line for line in said))
+        logs.rename(tmp_path / "aside")
+        logs.write_text("a file where the folder of logs was")
+        await eventually(lambda: any("brief" in line and "cannot be started" in line for line in said))
+        logs.unlink()
+        await eventually((logs / "brief.log").exists)
+        await boss.stop()
+        pauses = [line.rsplit(" in ", 1)[1] for line in said if "starting again" in line]
+        assert pauses[:2] == ["1 s", "2 s"]
+
+    asyncio.run(scenario())
+
+
 def test_a_part_that_dies_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
     async def scenario() -> None:
         boss = supervisor(tmp_path, [])
