@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "running.log"
 _COMPACT_BYTES = 1 << 20
+_PAGE_RECORDS = 5_000
 
 
 class RunningJournal:
@@ -86,7 +88,7 @@ def settle(folder: Path, spool: UsageSpool, clock: Clock) -> int:
     drafts = _left_running(folder / FILE_NAME)
     if not drafts:
         return 0
-    recorded = {orjson.loads(body)["request_id"] for body in spool.read(0, 1 << 30)}
+    recorded = _recorded(spool, drafts.keys())
     owed = [draft for request_id, draft in drafts.items() if request_id not in recorded]
     for draft in owed:
         try:
@@ -108,6 +110,17 @@ def settle(folder: Path, spool: UsageSpool, clock: Clock) -> int:
     spool.flush()
     log.warning("requests were cut off by the end of the last process", extra={"requests": len(owed)})
     return len(owed)
+
+
+def _recorded(spool: UsageSpool, wanted: Set[str]) -> set[str]:
+    """Return which of the `wanted` requests have their record. Reads the spool a page at a time."""
+    found: set[str] = set()
+    after = 0
+    while page := spool.read(after, _PAGE_RECORDS):
+        records = [orjson.loads(body) for body in page]
+        found |= wanted & {str(record["request_id"]) for record in records}
+        after = int(records[-1]["seq"])
+    return found
 
 
 def _left_running(path: Path) -> dict[str, dict[str, Any]]:

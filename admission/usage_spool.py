@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class _Segment:
 
 
 class UsageSpool:
-    """Append, flush, serve, drop. One owner; `flush` may run on another thread than the rest."""
+    """Append, flush, serve, drop. One thread appends; `flush`, `read`, `acknowledge` may run on others."""
 
     def __init__(self, folder: Path, *, segment_bytes: int = 1 << 20, max_bytes: int = 512 << 20) -> None:
         """Open or create the spool in `folder`. Raises OSError when the folder cannot be used.
@@ -51,6 +52,9 @@ class UsageSpool:
         self._segment_bytes = segment_bytes
         self._max_bytes = max_bytes
         self._unsynced: list[int] = []  # descriptors of finished segments that await their flush
+        self._created = 0  # segments made since the start, and those whose names are on disk
+        self._created_synced = 0
+        self._flushing = threading.Lock()
         self._descriptor = -1
         self.dropped_records = 0  # lost to a full or failing disk since the start: alarm on it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,16 +104,21 @@ class UsageSpool:
 
     def flush(self) -> None:
         """Bring what was appended before this call to the disk. Raises OSError; nothing is marked then."""
-        target = self.last_seq
-        descriptor = self._descriptor  # before the list: a roll in between puts it there too
-        finished = [old for old in self._unsynced if old != descriptor]
-        for old in finished:
-            os.fdatasync(old)
-        os.fdatasync(descriptor)
-        self.synced_seq = target
-        for old in finished:
-            self._unsynced.remove(old)
-            os.close(old)
+        with self._flushing:
+            target = self.last_seq
+            created = self._created
+            descriptor = self._descriptor  # before the list: a roll in between puts it there too
+            finished = [old for old in self._unsynced if old != descriptor]
+            for old in finished:
+                os.fdatasync(old)
+            os.fdatasync(descriptor)
+            if created != self._created_synced:
+                sync_folder(self._folder)
+                self._created_synced = created
+            self.synced_seq = target
+            for old in finished:
+                self._unsynced.remove(old)
+                os.close(old)
 
     def close(self) -> None:
         """Flush and close. The spool cannot be used afterwards."""
@@ -144,11 +153,10 @@ class UsageSpool:
                 field="seq",
                 hint="Ask GET /admin/status for the spool's id and last number",
             )
-        kept = [s for s in self._segments[:-1] if s.last_seq > seq] + self._segments[-1:]
-        for segment in self._segments:
-            if segment not in kept:
-                segment.path.unlink(missing_ok=True)
-        self._segments = kept
+        gone = [segment for segment in self._segments[:-1] if segment.last_seq <= seq]
+        del self._segments[: len(gone)]  # in place: a segment appended meanwhile stays in the list
+        for segment in gone:
+            segment.path.unlink(missing_ok=True)
 
     # -- files --------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class UsageSpool:
     def _create(self, first_seq: int) -> _Segment:
         path = self._folder / f"{first_seq:020d}{_SUFFIX}"
         path.touch(mode=0o600)
-        sync_folder(self._folder)
+        self._created += 1  # the next flush brings its name to the disk: here it would hold up requests
         return _Segment(path, first_seq, first_seq - 1, 0)
 
     def _open_last(self) -> None:

@@ -79,6 +79,29 @@ def test_acknowledged_segments_go_and_numbers_go_on(tmp_path: Path) -> None:
     assert again.spool_id == spool.spool_id
 
 
+def test_records_written_while_an_acknowledgement_runs_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments that begin between an acknowledgement's look and its end must stay in the spool's list."""
+    spool = UsageSpool(tmp_path, segment_bytes=2_000)
+    fill(spool, 100)
+    spool.flush()
+    unlink = Path.unlink
+
+    def unlink_while_others_write(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        fill(spool, 10)  # what the event loop does meanwhile: it rolls to a new segment, too
+
+    monkeypatch.setattr(Path, "unlink", unlink_while_others_write)
+    spool.acknowledge(100)
+    monkeypatch.undo()
+    spool.flush()
+    assert spool.last_seq > 150
+    assert numbers(spool, after=100) == list(range(101, spool.last_seq + 1))
+    spool.close()
+    assert numbers(UsageSpool(tmp_path), after=100) == list(range(101, spool.last_seq + 1))
+
+
 def test_an_acknowledgement_of_what_was_never_served_is_refused(tmp_path: Path) -> None:
     spool = UsageSpool(tmp_path)
     fill(spool, 2)
