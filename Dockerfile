@@ -1,6 +1,8 @@
 # One image for every process; the command picks the part.
 FROM python:3.11-slim
-RUN useradd --system --create-home --home-dir /var/lib/rhodeck rhodeck
+# A fixed uid, so that secret files can belong to it; the folder, so that a new volume there does.
+RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/rhodeck rhodeck \
+    && install -d -o rhodeck /var/lib/rhodeck/gateway
 WORKDIR /opt/rhodeck
 COPY requirements.lock pyproject.toml README.md ./
 RUN python -m pip install --no-cache-dir --require-hashes -r requirements.lock

@@ -1,8 +1,8 @@
 """`rhodeck control`: the controller process. Reads settings, opens the database, runs the loop until told.
 
-Serves its own `/metrics` and `/healthz` on a loopback port. Exit code 0 after SIGTERM or Ctrl-C, not 0
-after a bug, so that a supervisor starts it again. Prevents: a controller that starts on the wrong
-schema, and one that is alive but does nothing without anybody being able to ask.
+Serves its own `/metrics` and `/healthz`, on loopback unless told otherwise. Exit code 0 after SIGTERM or
+Ctrl-C, not 0 after a bug, so that a supervisor starts it again. Prevents: a controller that starts on the
+wrong schema, and one that is alive but does nothing without anybody being able to ask.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _run(settings: Settings, engine: Engine, clock: Clock) -> None:
         loop = controller.loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, loop.stop)
-        server = await serve_own_pages(metrics, loop, settings.control_port)
+        server = await serve_own_pages(metrics, loop, settings.control_host, settings.control_port)
         try:
             await loop.run()
         finally:
@@ -120,11 +120,11 @@ def _controller(
     return Controller(deps, observer, metrics, settings.scrape_period_s, extra)
 
 
-async def serve_own_pages(metrics: ControlMetrics, loop: Loop, port: int) -> web.AppRunner:
-    """Serve /metrics and /healthz on 127.0.0.1; return the runner to clean up.
+async def serve_own_pages(metrics: ControlMetrics, loop: Loop, host: str, port: int) -> web.AppRunner:
+    """Serve /metrics and /healthz; return the runner to clean up.
 
     /healthz is 200 while the loop ticks and the lease step gets answers, as leader or standby; else 503.
-    Raises InvalidInput if the port is in use.
+    Raises InvalidInput if `host` and `port` cannot be listened on.
     """
 
     async def page(_request: web.Request) -> web.Response:
@@ -139,12 +139,12 @@ async def serve_own_pages(metrics: ControlMetrics, loop: Loop, port: int) -> web
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await web.TCPSite(runner, host, port).start()
     except OSError as problem:
         await runner.cleanup()
         raise InvalidInput(
-            f"port {port} on 127.0.0.1 cannot be listened on: {problem.strerror or problem}",
-            hint="Set RHODECK_CONTROL_PORT to a free one, or to 0",
+            f"port {port} on {host} cannot be listened on: {problem.strerror or problem}",
+            hint="Set RHODECK_CONTROL_PORT to a free one or 0, RHODECK_CONTROL_HOST to an address of ours",
             field="RHODECK_CONTROL_PORT",
         ) from problem
     return runner

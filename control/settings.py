@@ -85,11 +85,12 @@ class Settings(BaseSettings):
     api_port: int = Field(
         default=8700, ge=0, le=65535, description="Port of the HTTP API; 0 picks a free one."
     )
+    control_host: str = Field(
+        default="127.0.0.1",
+        description="Address of the controller's own /metrics and /healthz: no sign-in, no secrets.",
+    )
     control_port: int = Field(
-        default=8710,
-        ge=0,
-        le=65535,
-        description="Port on 127.0.0.1 of the controller's own /metrics and /healthz; 0 picks a free one.",
+        default=8710, ge=0, le=65535, description="Port of the same; 0 picks a free one."
     )
     dashboard_host: str = Field(
         default="127.0.0.1",
@@ -148,7 +149,7 @@ class Settings(BaseSettings):
             raise ValueError("write an absolute path")
         return None if value is None else value.expanduser()
 
-    @field_validator("api_host", "dashboard_host")
+    @field_validator("api_host", "control_host", "dashboard_host")
     @classmethod
     def _must_be_a_host(cls, value: str) -> str:
         if _address(value) is None and not _HOST_NAME.fullmatch(value):
