@@ -10,14 +10,19 @@ import aiohttp
 import pytest
 
 from control.cli_control import serve_own_pages
-from control.jobs import Loop
+from control.jobs import Loop, Step
 from control.own_metrics import ControlMetrics
 from fleet.clock import ManualClock
 from fleet.errors import InvalidInput
 
 
+async def nothing() -> str:
+    return "did nothing"
+
+
 def standing_loop(metrics: ControlMetrics) -> Loop:
-    return Loop(ManualClock(datetime(2026, 3, 1, tzinfo=UTC)), (), metrics, lambda _when: True)
+    steps = (Step("lease", 5.0, 15.0, nothing),)
+    return Loop(ManualClock(datetime(2026, 3, 1, tzinfo=UTC)), steps, metrics, lambda _when: True)
 
 
 def test_a_loop_that_never_ticked_is_not_well_and_its_metrics_can_still_be_read() -> None:
