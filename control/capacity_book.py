@@ -19,9 +19,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from control.fleet_facts import UNLIMITED, FleetFacts, Pool
+from control.freshness import DEFAULT_PERIOD_S
 from control.sample_store import json_fit, plain_text
 from control.scrape import Round
-from control.tables import CapacityEstimateRow, SampleRow
+from control.tables import CapacityEstimateRow, RoundRow, SampleRow
 from fleet.capacity import UNKNOWN, CapacityEstimate, ConfiguredCapacity
 from fleet.capacity_learner import CapacityLearner
 from fleet.health_reading import TimedWindow
@@ -47,6 +48,11 @@ class _Engine:
     recent: deque[TimedWindow] = field(default_factory=deque[TimedWindow])
     pending: list[TimedWindow] = field(default_factory=list[TimedWindow])
     estimate: CapacityEstimate = UNKNOWN
+
+
+def ring_of(engines: int) -> int:
+    """Return how many windows each of so many engines may hold."""
+    return min(MAX_RING, max(MIN_RING, LEARNT_WINDOWS // max(_FLEET_GUESS, engines)))
 
 
 class CapacityBook:
@@ -86,8 +92,7 @@ class CapacityBook:
     def _engine(self, key: EngineKey, pool: str) -> _Engine:
         engine = self._engines.get(key)
         if engine is None:
-            room = LEARNT_WINDOWS // max(_FLEET_GUESS, len(self._engines) + 1)
-            ring = min(MAX_RING, max(MIN_RING, room))
+            ring = ring_of(len(self._engines) + 1)
             engine = self._engines[key] = _Engine(pool, CapacityLearner(UNLIMITED, ring_windows=ring))
             self._of_node[key[0]] = sorted([*self._of_node.get(key[0], []), key])
         engine.pool = pool
@@ -126,10 +131,27 @@ class CapacityBook:
         for timed in pending:
             engine.learner.add(timed.ended_at_s, timed.window)
 
-    def refill(self, session: Session, facts: FleetFacts, now: datetime) -> int:
-        """Take the last day's samples from the database; return how many. For the start of a leader."""
-        pool_of = {node.name: node.pool for node in facts.nodes}
+    @staticmethod
+    def _reach(session: Session, now: datetime) -> timedelta:
+        """Return how far back the rings of the engines that were seen lately go, at most a day."""
         s = SampleRow
+        seen = select(s.node, s.engine).where(s.at > now - REFILL / 24, s.at <= now).distinct().subquery()
+        engines = session.scalar(select(func.count()).select_from(seen)) or 0
+        period_s = session.scalar(
+            select(func.max(RoundRow.period_s)).where(RoundRow.at > now - REFILL / 24)
+        )
+        return min(REFILL, timedelta(seconds=ring_of(engines) * (period_s or DEFAULT_PERIOD_S)))
+
+    def refill(self, session: Session, facts: FleetFacts, now: datetime) -> int:
+        """Learn from the last day's samples, as far back as the rings reach; return how many were read.
+
+        For the start of a leader, before the first round. A window goes into its learner as it is read:
+        a day of a thousand engines is eight million rows.
+        """
+        s = SampleRow
+        pools = {pool.name: pool for pool in facts.pools}
+        pool_of = {node.name: node.pool for node in facts.nodes}
+        since = now - self._reach(session, now)
         events = (
             select(func.sum(func.unnest(s.itl_counts).column_valued("n"))).scalar_subquery().label("events")
         )
@@ -140,7 +162,7 @@ class CapacityBook:
                 s.running, s.waiting, s.waiting_capacity, s.kv_used_ratio, s.kv_capacity_tokens,
                 s.itl_sum_s, s.flags, events,
             )
-            .where(s.at > now - REFILL, s.at <= now, s.covered_s.is_not(None), s.node.in_(list(pool_of)))
+            .where(s.at > since, s.at <= now, s.covered_s.is_not(None), s.node.in_(list(pool_of)))
             .order_by(s.at)
             .execution_options(yield_per=5_000)
         )  # fmt: skip
@@ -176,9 +198,14 @@ class CapacityBook:
                     flags=tuple(row["flags"]),
                 ),
             )
-            engine = self._engine((row["node"], row["engine"]), pool_of[row["node"]])
-            engine.pending.append(timed)
-            if timed.ended_at_s > now.timestamp() - RECENT_S:
+            key = (row["node"], row["engine"])
+            is_new = key not in self._engines
+            engine = self._engine(key, pool_of[row["node"]])
+            if is_new and engine.pool in pools:
+                engine.learner.register(pools[engine.pool].limits)
+            engine.learner.add(timed.ended_at_s, timed.window)
+            is_newer = not engine.recent or engine.recent[-1].ended_at_s < timed.ended_at_s
+            if is_newer and timed.ended_at_s > now.timestamp() - RECENT_S:
                 engine.recent.append(timed)
             count += 1
         return count
@@ -196,9 +223,11 @@ def _part(pool: Pool | None, engines: int) -> ConfiguredCapacity | None:
 
 
 def write_estimates(session: Session, at: datetime, estimates: dict[EngineKey, CapacityEstimate]) -> None:
-    """Store the newest estimate of each engine in the caller's transaction."""
-    for (node, engine), e in estimates.items():
-        values = {
+    """Store the newest estimate of each engine in the caller's transaction: one statement for them all."""
+    rows = [
+        {
+            "node": node,
+            "engine": plain_text(engine),
             "at": at,
             "service_rate": e.requests_per_s,
             "service_rate_low": e.low_requests_per_s,
@@ -209,12 +238,17 @@ def write_estimates(session: Session, at: datetime, estimates: dict[EngineKey, C
             "reach_ratio": e.reach,
             "detail": json_fit(estimate_detail(e)),
         }
-        statement = insert(CapacityEstimateRow).values(node=node, engine=plain_text(engine), **values)
-        session.execute(
-            statement.on_conflict_do_update(
-                index_elements=[CapacityEstimateRow.node, CapacityEstimateRow.engine], set_=values
-            )
-        )
+        for (node, engine), e in estimates.items()
+    ]
+    if not rows:
+        return
+    statement = insert(CapacityEstimateRow)
+    keys = (CapacityEstimateRow.node, CapacityEstimateRow.engine)
+    newer = {name: statement.excluded[name] for name in rows[0] if name not in ("node", "engine")}
+    session.connection().execute(
+        statement.on_conflict_do_update(index_elements=keys, set_=newer),
+        list({(row["node"], row["engine"]): row for row in rows}.values()),  # cut names may meet
+    )
 
 
 def estimate_detail(e: CapacityEstimate) -> dict[str, object]:

@@ -58,6 +58,7 @@ class Observer:
         self._facts: FleetFacts | None = None
         self._estimates: dict[EngineKey, CapacityEstimate] = {}
         self._refilled = False
+        self._loading: asyncio.Future[FleetFacts] | None = None
         self._refreshed_s = self._began_s = deps.clock.monotonic_s()
         self._is_measured = False  # every engine has a capacity
         self._led = False
@@ -81,20 +82,27 @@ class Observer:
             self._estimates, self._facts = {}, None
 
     async def load_facts(self) -> str:
-        """Read what is registered; after winning the lease first, also the samples of the last day."""
-        facts = await asyncio.to_thread(self._load)
+        """Read what is registered; after winning the lease first, also the samples of the last day.
+
+        A read that outlasts the step's deadline goes on; the next turn waits for it, and starts no second.
+        """
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.ensure_future(asyncio.to_thread(self._load, self._assessor))
+        facts = await asyncio.shield(self._loading)
         self._facts = facts
         return f"{len(facts.nodes)} nodes in {len(facts.pools)} pools, {len(facts.gateways)} gateways"
 
-    def _load(self) -> FleetFacts:
+    def _load(self, assessor: Assessor) -> FleetFacts:
+        is_first = not self._refilled
         with session_scope(self._deps.engine) as session:
             facts = load_fleet(session)
-            if not self._refilled:
-                taken = self._assessor.refill(session, facts, self._deps.clock.now())
-                now_s = self._deps.clock.now().timestamp()
-                self._estimates = self._assessor.book.refresh(facts, now_s)
+            taken = assessor.refill(session, facts, self._deps.clock.now()) if is_first else 0
+        if is_first:  # no transaction is open while the curves are fitted
+            estimates = assessor.book.refresh(facts, self._deps.clock.now().timestamp())
+            if assessor is self._assessor:  # nobody else led meanwhile
+                self._estimates = estimates
                 self._refilled, self._began_s = True, self._deps.clock.monotonic_s()
-                log.info("windows refilled from the database", extra={"windows": taken})
+            log.info("windows refilled from the database", extra={"windows": taken})
         return facts
 
     async def observe(self, at: datetime, lag_s: float) -> str:

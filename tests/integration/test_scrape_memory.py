@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from control import capacity_book
 from control.assess import Assessor
 from control.bake_verdict import Attainment, judge, verdict
 from control.capacity_book import CapacityBook, write_estimates
@@ -63,7 +64,7 @@ def simulated_rounds(count: int) -> list[Round]:
 
 
 def test_a_restarted_controller_learns_the_same_capacity_from_the_database(
-    database: FreshDatabase, session: Session
+    database: FreshDatabase, session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     with session.begin():
         make_partitions(session, T0)
@@ -98,6 +99,15 @@ def test_a_restarted_controller_learns_the_same_capacity_from_the_database(
         w.ended_at_s for w in first.book.recent(("n", "0"))
     ]
     assert before.verdicts[0].health.arrival_rate == pytest.approx(0.9 * MU, rel=0.05)
+
+    # a refill that broke off and is tried again learns nothing twice, and reads no further back than
+    # the rings of the engines reach: 60 windows of 10 s
+    monkeypatch.setattr(capacity_book, "MAX_RING", 60)
+    with session.begin():
+        assert second.refill(session, facts, now) == 60
+    assert len(second.book.recent(("n", "0"))) == len(first.book.recent(("n", "0")))
+    twice = second.book.refresh(facts, now.timestamp())["n", "0"]
+    assert twice.windows == again["n", "0"].windows
 
     with session.begin():
         write_estimates(session, now, again)

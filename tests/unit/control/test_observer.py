@@ -1,0 +1,47 @@
+"""The observer's steps when they are slower than their deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from sqlalchemy import create_engine
+
+from control.deps import Deps, Leadership
+from control.fleet_facts import FleetFacts
+from control.observer import Observer
+from control.own_metrics import ControlMetrics
+from control.scrape import Scraper
+from fleet.clock import SystemClock
+
+
+def observer() -> Observer:
+    clock, metrics = SystemClock(), ControlMetrics()
+    engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # never connected to
+    deps = Deps(engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)  # noqa: S106
+    return Observer(deps, Scraper(None, clock, metrics, period_s=10.0, deadline_s=5.0), metrics)
+
+
+def test_a_refill_slower_than_its_step_is_not_started_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, starts = threading.Event(), 0
+
+    def slow_load(_observer: Observer, _assessor: object) -> FleetFacts:
+        nonlocal starts
+        starts += 1
+        assert finish.wait(30)
+        return FleetFacts()
+
+    monkeypatch.setattr(Observer, "_load", slow_load)
+
+    async def turns() -> str:
+        steps = observer()
+        for _ in range(3):  # as the loop does: the step's deadline passes, its next turn comes
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await steps.load_facts()
+        finish.set()
+        return await steps.load_facts()
+
+    assert asyncio.run(turns()) == "0 nodes in 0 pools, 0 gateways"
+    assert starts == 1
