@@ -64,7 +64,7 @@ def timeline(
     axis = {"x0": zone.axis(starts[0]), "dx": step_ms} if starts else {"x": []}
     data: list[dict[str, Any]] = []
     if band is not None and starts:
-        data += _band(band, axis)
+        data += _band(band, starts, step_ms, zone)
     for line in lines:
         data.append(
             {
@@ -105,28 +105,42 @@ def timeline(
 
 
 def _band(
-    band: tuple[Sequence[float | None], Sequence[float | None]], axis: dict[str, Any]
+    band: tuple[Sequence[float | None], Sequence[float | None]],
+    starts: Sequence[datetime],
+    step_ms: float,
+    zone: Zone,
 ) -> list[dict[str, Any]]:
-    low, high = band
-    hidden = {
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
-    return [
-        {**hidden, "name": "lowest", "y": [rounded(v) for v in low], **axis},
-        {
-            **hidden,
-            "name": "interval",
-            "y": [rounded(v) for v in high],
-            "fill": "tonexty",
-            "fillcolor": "rgba(43,131,198,0.18)",
-            "showlegend": True,
-            **axis,
-        },
-    ]
+    """Return the filled interval, a pair of traces a stretch without gaps: a fill would cross them."""
+    data: list[dict[str, Any]] = []
+    for first, last in _stretches(*band):
+        shared = {
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "legendgroup": "interval",
+            "x0": zone.axis(starts[first]),
+            "dx": step_ms,
+        }
+        low, high = ([rounded(v) for v in side[first:last]] for side in band)
+        fill = {"fill": "tonexty", "fillcolor": "rgba(43,131,198,0.18)", "showlegend": not data}
+        data.append({**shared, "name": "lowest", "y": low, "showlegend": False})
+        data.append({**shared, "name": "interval", "y": high, **fill})
+    return data
+
+
+def _stretches(low: Sequence[float | None], high: Sequence[float | None]) -> list[tuple[int, int]]:
+    """Return [first, last) of every run in which both sides are known."""
+    found: list[tuple[int, int]] = []
+    first: int | None = None
+    for i, (a, b) in enumerate([*zip(low, high, strict=True), (None, None)]):
+        is_known = a is not None and b is not None
+        if is_known and first is None:
+            first = i
+        elif not is_known and first is not None:
+            found.append((first, i))
+            first = None
+    return found
 
 
 def _limit(layout: dict[str, Any], at: float, label: str) -> None:

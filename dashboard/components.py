@@ -153,5 +153,11 @@ def paragraphs(items: Sequence[str]) -> None:
 
 def two() -> tuple[Any, Any]:
     """Return two places side by side, one below the other where there is no room."""
-    grid = st.grid(columns=2, min_column_width=380)
-    return grid.container(), grid.container()
+    first, second = places(2, min_px=380)
+    return first, second
+
+
+def places(count: int, *, min_px: int = 280) -> list[Any]:
+    """Return places side by side, in as many rows as the width asks for."""
+    grid = st.grid(columns=count, min_column_width=min_px)
+    return [grid.container() for _ in range(count)]

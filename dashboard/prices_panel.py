@@ -26,7 +26,7 @@ def prices_panel(prices: Sequence[Price], zone: Zone) -> None:
     with st.form("new_price", border=True):
         st.markdown("**New price**")
         off = why_not is not None
-        first, second, third, fourth = st.columns(4)
+        first, second, third, fourth = components.places(4, min_px=200)
         price_class = first.selectbox("Price class", PRICE_CLASSES, disabled=off, key="price_class")
         amount = second.text_input("USD a node-hour", disabled=off, key="price_amount")
         pool = third.text_input("Pool (empty: all)", disabled=off, key="price_pool")

@@ -134,8 +134,8 @@ AUDIT: dict[str, Any] = {
     "via": column.TextColumn("Via", width="small"),
     "action": column.TextColumn("Action"),
     "subject": column.TextColumn("Subject"),
-    "note": column.TextColumn("Why"),
-    "detail": column.TextColumn("Detail"),
+    "note": column.TextColumn("Why", width="medium"),
+    "detail": column.TextColumn("Detail", width="medium"),
 }
 OPTIONS: dict[str, Any] = {
     "option": column.TextColumn("Option", width="medium"),

@@ -36,6 +36,7 @@ def live() -> None:
         components.lines(vm.quality(detail, at, chosen.zone))
     history = data.timeline("node", name, chosen.span_s)
     if not components.problem(history, at, chosen.zone) and history.value is not None:
+        left, right = components.two()
         with left:
             components.plot(vm.rho_figure(history.value, chosen.zone), key="node_rho")
             components.plot(vm.requests_figure(history.value, chosen.zone), key="node_requests")

@@ -19,7 +19,7 @@ from control.database import session_scope
 from dashboard import access
 from dashboard.deps import deps
 from fleet.clock import SystemClock
-from tests.pages.fleet_rows import PASSWORD, fill
+from tests.pages.fleet_rows import PASSWORD, add_accounts, fill
 from tests.postgres_server import FreshDatabase
 
 FRAME = Path(__file__).resolve().parents[2] / "dashboard" / "frame.py"
@@ -103,19 +103,15 @@ def as_role(
 
     def sign_in(role: str) -> str:
         monkeypatch.setenv("RHODECK_SIGN_IN", "local")
-        forget_settings()
+        forget()
         with session_scope(dashboard_on.engine) as session:
+            add_accounts(session, SystemClock().now())
             token = accounts.sign_in(session, name=role, password=PASSWORD, now=SystemClock().now())
         assert token is not None
         monkeypatch.setattr(access, "presented_token", lambda: token)
         return token
 
     return sign_in
-
-
-def forget_settings() -> None:
-    """Read the settings again at the next page."""
-    forget()
 
 
 def text(at: AppTest) -> str:

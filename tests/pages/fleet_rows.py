@@ -60,7 +60,7 @@ def policy_document(tokens_per_minute: int = 60_000) -> dict[str, Any]:
 
 
 def fill(session: Session, now: datetime, *, age_s: float = 0.0) -> None:
-    """Write everything and commit. The newest round is `age_s` old."""
+    """Write everything in the caller's transaction. The newest round is `age_s` old."""
     last = now - timedelta(seconds=age_s)
     make_partitions(session, now)
     _register(session, last)
@@ -73,7 +73,14 @@ def fill(session: Session, now: datetime, *, age_s: float = 0.0) -> None:
     _capacity_and_alert(session, last)
     _gateway(session, last)
     _money(session, now)
-    session.commit()
+
+
+def add_accounts(session: Session, now: datetime) -> None:
+    """Make an account for every role, named like it. Each password takes a moment to hash."""
+    for role in Role:
+        accounts.create_account(
+            session, name=role.value, password=PASSWORD, role=role, actor=ADMIN, now=now
+        )
 
 
 def _register(session: Session, at: datetime) -> None:
@@ -84,8 +91,6 @@ def _register(session: Session, at: datetime) -> None:
         )
     add_gateway(session, name="gw-1", url="http://10.0.1.1:8400", actor=ADMIN, now=at)
     tenant_keys.create_tenant_key(session, tenant="acme", label="web", actor=ADMIN, now=at)
-    for role in Role:
-        accounts.create_account(session, name=role.value, password=PASSWORD, role=role, actor=ADMIN, now=at)
     commands_policy.ensure_first_revision(session, author=ADMIN, now=at, document=policy_document(50_000))
     commands_policy.publish(
         session,

@@ -50,10 +50,13 @@ def test_limit_and_changes_are_drawn_and_labelled() -> None:
     assert [a["text"] for a in layout["annotations"]] == ["0.85", "r7"]
 
 
-def test_the_band_lies_between_lowest_and_highest() -> None:
+def test_the_band_lies_between_lowest_and_highest_and_never_crosses_a_gap() -> None:
     data = figure(band=([0.4, None, 0.8, 0.9], [0.6, None, 1.0, 1.1])).spec["data"]
-    assert [d["y"] for d in data[:2]] == [[0.4, None, 0.8, 0.9], [0.6, None, 1.0, 1.1]]
-    assert data[1]["fill"] == "tonexty"
+    band = [d for d in data if d["name"] in ("lowest", "interval")]
+    assert [d["y"] for d in band] == [[0.4], [0.6], [0.8, 0.9], [1.0, 1.1]]
+    assert [d["x0"] for d in band] == ["2026-11-29 15:00:00"] * 2 + ["2026-11-29 15:00:20"] * 2
+    assert [d.get("fill") for d in band] == [None, "tonexty", None, "tonexty"]
+    assert [d["showlegend"] for d in band] == [False, True, False, False]
 
 
 def test_the_view_survives_an_update() -> None:
