@@ -16,6 +16,7 @@ from control.cli_session import me, transaction
 from control.queries_nodes import NodeRowView, node_table
 from control.queries_pools import PoolView, pool_table
 from fleet.clock import SystemClock
+from fleet.messages import PRICE_CLASSES
 
 
 @click.group()
@@ -29,7 +30,7 @@ def nodes() -> None:
 @click.option("--pool", required=True, help="Pool it belongs to; see `rhodeck pools`.")
 @click.option(
     "--price-class",
-    type=click.Choice(commands_fleet.PRICE_CLASSES),
+    type=click.Choice(PRICE_CLASSES),
     default="on_demand",
     show_default=True,
     help="What its hours cost.",

@@ -26,6 +26,7 @@ from control.queries_spend import month_spend
 from control.settings import load_settings
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
+from fleet.messages import PRICE_CLASSES
 from fleet.months import month_at
 from fleet.spend import MonthSpend, subtotals
 
@@ -135,7 +136,7 @@ def list_prices() -> None:
 
 
 @prices.command()
-@click.argument("price_class", type=click.Choice(price_book.PRICE_CLASSES))
+@click.argument("price_class", type=click.Choice(PRICE_CLASSES))
 @click.argument("usd_per_node_hour")
 @click.option("--source", required=True, help="Contract or page, and its date.")
 @click.option("--from", "effective_from", help="When it takes effect, as 2026-12-01T00:00Z; default: now.")

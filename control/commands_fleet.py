@@ -11,7 +11,6 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
 from urllib.parse import urlsplit
 
 from sqlalchemy import func, select
@@ -23,15 +22,13 @@ from control.fetch import FetchFailed, is_allowed, split_url
 from control.roles import Actor, Permission, require
 from control.tables import AlertRow, NodeRow, PoolRow
 from fleet.errors import Conflict, InvalidInput, NotFound
+from fleet.messages import PRICE_CLASSES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _PATH = re.compile(r"/[A-Za-z0-9_./-]{0,200}")
 _NUMBER_HOST = re.compile(r"[0-9.]+|0[xX].*")
 MAX_URL_CHARACTERS = 300
 MAX_MODELS = 100
-PRICE_CLASSES = ("on_demand", "reserved", "spot")
-
-PriceClass = Literal["on_demand", "reserved", "spot"]
 
 
 def add_pool(

@@ -18,8 +18,8 @@ from control import audit
 from control.roles import Actor, Permission, require
 from control.tables import PoolRow, PriceRow
 from fleet.errors import InvalidInput
+from fleet.messages import PRICE_CLASSES
 
-PRICE_CLASSES = ("on_demand", "reserved", "spot")
 MAX_USD_PER_NODE_HOUR = Decimal(100_000)
 
 

@@ -15,7 +15,7 @@ Every call carries `Authorization: Bearer <admin token>`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -35,6 +35,10 @@ MAX_ASSIGNMENT_BYTES = 8_000_000
 #: Epochs and generations above this are not taken: adding to them would leave JSON's exact integers, and
 #: a gateway that held one could not be overtaken any more.
 MAX_COUNTER = 2**53 - 1_000_000
+
+#: What a node's hours cost, and whether it may be taken away.
+PriceClass = Literal["on_demand", "reserved", "spot"]
+PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
 
 Count = Annotated[int, Field(ge=0)]
 #: What ends up in log lines, metric labels and database rows.
@@ -65,7 +69,7 @@ class NodeTarget(_Message):
     pool: Name
     base_url: str  # http(s)://host:port without path
     models: Annotated[tuple[Label, ...], Field(min_length=1)]
-    price_class: Literal["on_demand", "reserved", "spot"] = "on_demand"
+    price_class: PriceClass = "on_demand"
     draining: bool = False
     kv_capacity_tokens: Annotated[int, Field(gt=0, le=10**12)] | None = None  # None: ask the node's metrics
     max_num_seqs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
