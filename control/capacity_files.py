@@ -181,11 +181,17 @@ def _append(engine: EngineScrapes, before: _Row, row: _Row, path: Path, line: in
             return None
         return new if restarted or new < old else new - old
 
+    def needed(column: str) -> float:
+        value = grown(column)
+        if value is None:
+            raise InvalidInput(f"{path} row {line}: {column} is empty here or the row before", field=column)
+        return value
+
     def counted(column: str) -> int | None:
         value = grown(column)
         return None if value is None else round(value)
 
-    events, latency = grown("itl_count") or 0.0, grown("itl_sum") or 0.0
+    events, latency = needed("itl_count"), needed("itl_sum")
     preempted, prompt = counted("preempt"), counted("prompt_tokens")
     computed = counted("prompt_tokens_computed")
     engine.points.append(

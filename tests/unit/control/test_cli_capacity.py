@@ -96,6 +96,7 @@ def test_a_restart_counts_from_zero(capsys, tmp_path):
         (b"a,b\n1,2\n", "has columns a, b"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,1\n", "line 3"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,x,1,1\n", "itl_sum is not a number"),
+        (HEADER.encode() + b"0,0,0,0,0\n0,10,,1,1\n", "row 3: itl_sum is empty"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,nan,1,1\n", "itl_sum is not a number"),
         (HEADER.encode() + b"0,10,0,0,0\n0,5,1,1,1\n", "t goes back"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,1,1,1\n", "no engine has enough"),
