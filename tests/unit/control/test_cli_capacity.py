@@ -103,7 +103,18 @@ def test_a_restart_counts_from_zero(capsys, tmp_path):
         (HEADER.encode() + b"\xff\xfe\n", "not a readable CSV"),
         (b"x" * 70_000, "characters"),
     ],
-    ids=["empty", "other columns", "cut", "text", "nan", "unsorted", "short", "binary", "long line"],
+    ids=[
+        "empty",
+        "other columns",
+        "cut",
+        "text",
+        "absent",
+        "nan",
+        "unsorted",
+        "short",
+        "binary",
+        "long line",
+    ],
 )
 def test_a_broken_file_is_refused_with_its_place(capsys, tmp_path, content, says):
     path = tmp_path / "bad.csv"
