@@ -23,6 +23,7 @@ from admission.admin import Admin
 from admission.app import App, LoopLag
 from admission.durable import lock_folder
 from admission.engine_link import EngineLink
+from admission.levels import LevelKeeper
 from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
@@ -94,6 +95,8 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
     """Serve on a bound socket until SIGTERM or SIGINT, then drain and close."""
     state = open_state(settings, clock)
     flusher, lag = UsageFlusher(state.spool), LoopLag()
+    levels = LevelKeeper(settings.state_dir, state.gate.accounts, clock)
+    state.on_change.append(levels.restore)
 
     def observe(node: NodeState) -> None:
         state.gate.observe((node,), clock.monotonic_s())
@@ -106,12 +109,13 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
         app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag)
         _load_last_good(state)
         async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(flusher.run()), group.create_task(lag.run())]
+            helpers = [group.create_task(helper.run()) for helper in (flusher, levels, lag)]
             await _serve(app, state, listening)
             for helper in helpers:
                 helper.cancel()
         await nodes.close()
         state.room.close()
+    levels.save()
     state.spool.close()
     state.journal.close()
     log.info("gateway stopped")

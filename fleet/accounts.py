@@ -7,7 +7,7 @@ tenant that is removed and added again finding its burst refilled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fleet.bucket import RateBucket
 from fleet.messages import Assignment, TenantShare
@@ -112,3 +112,23 @@ class Accounts:
             for name, account in before.items()
             if account.requests or not account.bucket.is_full(now_s)
         }
+
+    def levels(self, now_s: float) -> dict[str, int]:
+        """Return the tokens left in each bucket that is not full, for `resume` after a restart."""
+        everyone = {**self._removed, **self._accounts}
+        return {
+            name: account.bucket.left_tokens(now_s)
+            for name, account in everyone.items()
+            if not account.bucket.is_full(now_s)
+        }
+
+    def resume(self, levels: Mapping[str, int] | None, elapsed_s: float) -> None:
+        """Go on from the levels an earlier process left `elapsed_s` ago; None: unknown, all start empty.
+
+        Without this every restart would hand each tenant its burst anew.
+        """
+        for name, account in self._accounts.items():
+            if levels is None:
+                account.bucket.resume(0, 0.0)
+            elif name in levels:
+                account.bucket.resume(levels[name], elapsed_s)

@@ -71,6 +71,11 @@ class RateBucket:
         self._refill(now_s)
         return self._level >= self.burst_tokens * _UNITS_PER_TOKEN
 
+    def resume(self, level_tokens: int, elapsed_s: float) -> None:
+        """Go on from a level seen `elapsed_s` ago (>= 0) by another process. Only ever lowers the level."""
+        refilled = int(elapsed_s * _NS_PER_S) * self.tokens_per_minute
+        self._level = min(self._level, level_tokens * _UNITS_PER_TOKEN + refilled)
+
     def change(self, tokens_per_minute: int, burst_tokens: int, now_s: float) -> None:
         """Set new limits. Time up to now counts at the old rate; the level never rises by it."""
         self._refill(now_s)

@@ -72,7 +72,7 @@ class Gate:
         self._tiers: dict[Tier, TierPolicy] = {}
         self._is_draining = False
         self._placement = Placement()
-        self._accounts = Accounts()
+        self.accounts = Accounts()
         self._backlog = Backlog(self._placement)
         self._lengths = OutputLengths(prior_output_tokens)
         self._refusals = Refusals(rng)
@@ -98,7 +98,7 @@ class Gate:
         self._policy = policy
         self._tiers = {tier: policy.tiers[tier] for tier in TIERS}
         self._refusals.bounds = policy.retry_after
-        self._accounts.apply(assignment, now_s)
+        self.accounts.apply(assignment, now_s)
         self._placement.apply(assignment)
         self._backlog.apply(policy)
         self._touch(now_s)
@@ -142,7 +142,7 @@ class Gate:
         policy = self._policy
         if policy is None:
             return refuse(Outcome.NO_NODES, "this gateway holds no assignment yet")
-        account = self._accounts.find(request.tenant)
+        account = self.accounts.find(request.tenant)
         if account is None:
             return refuse(Outcome.REJECTED_TIER, f"tenant {request.tenant} is not in the policy")
         tier = account.policy.tier if request.tier is None else request.tier
@@ -223,7 +223,7 @@ class Gate:
         self._is_due = False
         started: list[Started] = []
         for ticket, book in self._backlog.starts(now_s):
-            self._accounts.by_name(ticket.account).queued -= 1
+            self.accounts.by_name(ticket.account).queued -= 1
             started.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
         return started
 
@@ -274,7 +274,7 @@ class Gate:
     def _leave(self, ticket: Ticket, now_s: float) -> None:
         """Take a waiting request out and give back all it held."""
         self._backlog.leave(ticket, now_s)
-        account = self._accounts.by_name(ticket.account)
+        account = self.accounts.by_name(ticket.account)
         account.queued -= 1
         account.end(ticket.tokens, ticket.tokens, 0)
 
@@ -344,7 +344,7 @@ class Gate:
             return
         lease.output_tokens = output_tokens
         self._placement.book(lease.node).grow(more, lease.size_class)
-        self._accounts.by_name(lease.account).tokens += more
+        self.accounts.by_name(lease.account).tokens += more
         self._tally.grow(lease, more)
         self._now_s = now_s
 
@@ -371,7 +371,7 @@ class Gate:
         self._placement.forget_if_empty(book)
         used_prompt = lease.prompt_tokens if prompt_tokens is None else prompt_tokens
         used_output = lease.output_tokens if output_tokens is None else output_tokens
-        account = self._accounts.by_name(lease.account)
+        account = self.accounts.by_name(lease.account)
         account.end(lease.tokens, lease.charged_tokens, used_prompt + used_output)
         if outcome is Outcome.COMPLETED and output_tokens is not None:
             self._lengths.add(lease.request.model, lease.request.endpoint, output_tokens)
@@ -394,7 +394,7 @@ class Gate:
             queues={tier: self._backlog.queue.state(tier, now_s) for tier in TIERS},
             dispatched_tokens_by_tier=dict(self._tally.dispatched_tokens),
             longest_wait_s_by_tier=dict(self._tally.longest_wait_s),
-            tenants={account.name: account.use(now_s) for account in self._accounts},
+            tenants={account.name: account.use(now_s) for account in self.accounts},
             nodes={book.name: book.use(now_s) for book in self._placement},
             oldest_lease_age_s=0.0 if oldest is None else now_s - oldest.opened_at_s,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def broken(document: dict[str, Any], how: str) -> dict[str, Any]:
     [
         ("weights", "/policy/tiers"),
         ("unknown field", "/policy/tiers/batch/colour"),
-        ("no share", ""),
+        ("no share", "/shares"),
         ("negative quota", "/shares/acme/tokens_per_minute"),
         ("other gateway", "/gateway"),
         ("address with a path", "/nodes/0/base_url"),
@@ -212,6 +213,34 @@ def test_a_push_mints_no_capacity(gateway: GatewayProcess, engine: FakeEngine) -
             assert gateway.push(document | {"generation": generation}).status_code == 200
     assert codes.count(200) <= 2
     assert codes[-5:] == [429] * 5
+
+
+@pytest.mark.parametrize("ending", ["killed", "stopped", "damaged"])
+def test_a_restart_mints_no_capacity(gateway: GatewayProcess, engine: FakeEngine, ending: str) -> None:
+    # As above: two requests of 100 tokens empty the bucket, and one token comes back each second; for a
+    # third request a hundred seconds would have to pass.
+    document = assignment([engine])
+    document["shares"]["acme"] |= {"tokens_per_minute": 60, "burst_tokens": 200}
+    assert gateway.push(document).status_code == 200
+    eventually(lambda: gateway.status()["nodes_usable"] == 1)
+    body = {"model": "m-70b", "prompt": "tokens=91 " + "x" * 22, "max_tokens": 91}
+    path = gateway.state_dir / "levels.json"
+    with gateway.client() as client:
+        assert [client.post("/v1/completions", json=body).status_code for _ in range(3)] == [200, 200, 429]
+    if ending == "stopped":
+        gateway.terminate()
+        assert gateway.process.wait(20) == 0
+    else:
+        eventually(lambda: path.exists() and json.loads(path.read_bytes())["tokens"].get("acme", 200) < 100)
+        gateway.kill()
+    if ending == "damaged":
+        path.write_bytes(path.read_bytes()[:-1])
+    gateway.start()
+    eventually(lambda: gateway.status()["nodes_usable"] == 1)
+    with gateway.client() as client:
+        assert client.post("/v1/completions", json=body).status_code == 429
+    with gateway.client("globex") as client:  # its quota refills in no time
+        assert client.post("/v1/completions", json=body).status_code == 200
 
 
 def test_a_restart_serves_from_disk_with_nobody_else_alive(

@@ -19,7 +19,7 @@ from fleet.clock import SystemClock
 def observer() -> Observer:
     clock, metrics = SystemClock(), ControlMetrics()
     engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # never connected to
-    deps = Deps(engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)  # noqa: S106
+    deps = Deps(engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)
     return Observer(deps, Scraper(None, clock, metrics, period_s=10.0, deadline_s=5.0), metrics)
 
 

@@ -57,6 +57,21 @@ def test_a_change_of_limits_mints_nothing_and_clamps_to_a_smaller_burst():
     assert bucket.left_tokens(5.0) == 4
 
 
+@given(level=st.integers(-10_000, 10_000), elapsed_s=st.integers(0, 100_000))
+def test_going_on_from_an_earlier_level_is_as_if_the_process_had_lived_on(level: int, elapsed_s: int):
+    # 60 a minute is 1 a second: the level some seconds later, never above the burst of 500
+    bucket = RateBucket(60, 500, 1_000.0)
+    bucket.resume(level, float(elapsed_s))
+    assert bucket.left_tokens(1_000.0) == min(500, level + elapsed_s)
+
+
+def test_going_on_never_raises_a_level():
+    bucket = RateBucket(60, 500, 0.0)
+    bucket.charge(400)
+    bucket.resume(500, 3600.0)
+    assert bucket.left_tokens(0.0) == 100
+
+
 @given(
     rate=st.integers(1, 10**7),
     burst=st.integers(1, 10**6),
