@@ -43,7 +43,7 @@ PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
 Count = Annotated[int, Field(ge=0)]
 #: What ends up in log lines, metric labels and database rows.
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 #: Unix seconds before the year 10000: more than that no date can hold.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
 
@@ -171,7 +171,7 @@ class UsageRecord(_Message):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    seq: Annotated[int, Field(ge=1)]
+    seq: Annotated[int, Field(ge=1, le=MAX_COUNTER)]
     request_id: str
     tenant: str
     key_id: str
@@ -197,7 +197,7 @@ class UsagePage(_Message):
 
     schema_: Literal["rhodeck.usage/1"] = Field(default="rhodeck.usage/1", alias="schema")
     gateway: Name
-    spool: str
+    spool: Label
     records: tuple[UsageRecord, ...]
     last_seq: int  # newest in the spool
 
@@ -205,8 +205,8 @@ class UsagePage(_Message):
 class UsageAck(_Message):
     """The controller holds everything up to `seq`, committed."""
 
-    spool: str
-    seq: Annotated[int, Field(ge=0)]
+    spool: Label
+    seq: Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 
 
 def parse_assignment(body: bytes) -> Assignment:
