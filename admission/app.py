@@ -66,6 +66,9 @@ class App:
             except ClientLeft:
                 return
             return
+        if path == "/metrics" and scope["method"] in ("GET", "HEAD"):
+            await send_answer(send, await self._metrics())
+            return
         await send_answer(send, self._small(scope, path))
 
     def _small(self, scope: dict[str, Any], path: str) -> Answer:
@@ -77,8 +80,6 @@ class App:
                 return Answer(200, b'{"status":"ok"}')
             case "/readyz":
                 return self._readiness()
-            case "/metrics":
-                return Answer(200, self._state.metrics.page(self._gauges()), (), CONTENT_TYPE)
             case "/v1/models":
                 return self._models(scope)
             case _ if path in ENDPOINTS:
@@ -108,7 +109,15 @@ class App:
         ]
         return Answer(200, orjson.dumps({"object": "list", "data": listed}))
 
-    # -- gauges -------------------------------------------------------------------------------------
+    # -- metrics ------------------------------------------------------------------------------------
+
+    async def _metrics(self) -> Answer:
+        """Return the page, letting requests pass between its parts."""
+        parts: list[bytes] = []
+        for part in self._state.metrics.parts(self._gauges()):
+            parts.append(part)
+            await asyncio.sleep(0)
+        return Answer(200, b"".join(parts), (), CONTENT_TYPE)
 
     def _gauges(self) -> Iterator[Family]:
         state, prefix = self._state, "rhodeck_gateway_"

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, islice
 
 from fleet.outcomes import Outcome
 
 #: 26 finite edges, 1 ms to 120 s, log-spaced: each is 1.6 times the one before.
 EDGES_S: tuple[float, ...] = tuple(float(f"{0.001 * (120_000 ** (step / 25)):.3g}") for step in range(26))
+
+_LE = (*(f'{edge!r}"}} ' for edge in EDGES_S), '+Inf"} ')  # ends of bucket labels
+_LINES_A_PART = 500
 
 Flow = tuple[str, str]  # tenant, tier
 
@@ -74,16 +78,21 @@ class GatewayMetrics:
         self.tokens[(*flow, "output")] += output_tokens
 
     def page(self, gauges: Iterable[Family]) -> bytes:
-        """Return the page: our counters, then `gauges`."""
-        lines: list[str] = []
+        """Return the page: our counters, then `gauges`, then the histograms."""
+        return b"".join(self.parts(gauges))
+
+    def parts(self, gauges: Iterable[Family]) -> Iterator[bytes]:
+        """Yield the page in parts of 500 lines: a page of 1,000 tenants has 60,000.
+
+        Counting may go on between two parts; each histogram is of one moment.
+        """
         for family in (*self._counters(), *gauges):
-            lines += family.lines()
+            yield from _in_parts(family.lines())
         for name, help_text, timings in (
             ("queue_wait_seconds", "Wait at the gate of dispatched requests.", self.queue_wait),
             ("ttft_seconds", "Arrival at the gateway to the first byte of the answer.", self.ttft),
         ):
-            lines += _histogram_lines(f"rhodeck_gateway_{name}", help_text, timings)
-        return ("\n".join(lines) + "\n").encode()
+            yield from _in_parts(_histogram_lines(f"rhodeck_gateway_{name}", help_text, timings))
 
     def _counters(self) -> list[Family]:
         flow, prefix = ("tenant", "tier"), "rhodeck_gateway_"
@@ -126,27 +135,30 @@ class Family:
         self.values = values
         self.kind = kind
 
-    def lines(self) -> list[str]:
-        """Return the family as lines of Prometheus text."""
-        head = [f"# HELP {self.name} {self.help_text}", f"# TYPE {self.name} {self.kind}"]
-        return head + [
-            f"{self.name}{_label_set(self.labels, values)} {_number(value)}"
-            for values, value in self.values.items()
-        ]
+    def lines(self) -> Iterator[str]:
+        """Yield the family as lines of Prometheus text."""
+        yield f"# HELP {self.name} {self.help_text}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for values, value in list(self.values.items()):
+            yield f"{self.name}{_label_set(self.labels, values)} {_number(value)}"
 
 
-def _histogram_lines(name: str, help_text: str, timings: Mapping[Flow, _Timing]) -> list[str]:
-    lines = [f"# HELP {name} {help_text}", f"# TYPE {name} histogram"]
-    for (tenant, tier), timing in timings.items():
+def _in_parts(lines: Iterator[str]) -> Iterator[bytes]:
+    while part := list(islice(lines, _LINES_A_PART)):
+        yield ("\n".join(part) + "\n").encode()
+
+
+def _histogram_lines(name: str, help_text: str, timings: Mapping[Flow, _Timing]) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}"
+    yield f"# TYPE {name} histogram"
+    for (tenant, tier), timing in list(timings.items()):
         inner = f'tenant="{_escape(tenant)}",tier="{_escape(tier)}"'
-        total = 0
-        for edge, count in zip((*EDGES_S, float("inf")), timing.counts, strict=True):
-            total += count
-            le = "+Inf" if edge == float("inf") else repr(edge)
-            lines.append(f'{name}_bucket{{{inner},le="{le}"}} {total}')
-        lines.append(f"{name}_sum{{{inner}}} {timing.sum_s!r}")
-        lines.append(f"{name}_count{{{inner}}} {total}")
-    return lines
+        bucket = f'{name}_bucket{{{inner},le="'
+        totals, sum_s = list(accumulate(timing.counts)), timing.sum_s
+        for le, total in zip(_LE, totals, strict=True):
+            yield f"{bucket}{le}{total}"
+        yield f"{name}_sum{{{inner}}} {sum_s!r}"
+        yield f"{name}_count{{{inner}}} {totals[-1]}"
 
 
 def _label_set(labels: tuple[str, ...], values: tuple[str, ...]) -> str:
