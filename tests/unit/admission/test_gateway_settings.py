@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,11 @@ def test_bad_input_ends_with_a_code_and_writes_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "admin token" in result.output
     assert not state.exists()
+
+
+def test_a_gateway_loads_no_database_and_no_numerics() -> None:
+    """It starts with the rest dead, and quickly: scipy alone would be half of its start-up time."""
+    ours = "import sys, admission.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", ours], capture_output=True, text=True, check=True).stdout
+    unwanted = {"sqlalchemy", "psycopg", "scipy", "numpy", "streamlit", "control", "simfleet"}
+    assert unwanted & set(loaded.split()) == set()
