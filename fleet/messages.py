@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -32,9 +33,16 @@ from fleet.outcomes import Outcome, Tier
 from fleet.policy import Name, Policy, Tokens, digest_of, pointer_of
 
 MAX_ASSIGNMENT_BYTES = 8_000_000
+MAX_WORDS = 1_000
 #: Epochs and generations above this are not taken: adding to them would leave JSON's exact integers, and
 #: a gateway that held one could not be overtaken any more.
 MAX_COUNTER = 2**53 - 1_000_000
+
+
+def one_line(text: str) -> str:
+    """Return `text` as at most `MAX_WORDS` printable characters; others become blanks."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_WORDS])
+
 
 #: What a node's hours cost, and whether it may be taken away.
 PriceClass = Literal["on_demand", "reserved", "spot"]
@@ -43,6 +51,8 @@ PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
 Count = Annotated[int, Field(ge=0)]
 #: What ends up in log lines, metric labels and database rows.
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+#: Words for people: kept to one printable line, never a reason to refuse a message.
+Words = Annotated[str, AfterValidator(one_line)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 #: Unix seconds before the year 10000: more than that no date can hold.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
@@ -123,7 +133,7 @@ class QueueState(_Message):
 
     requests: int
     tokens: int
-    oldest_wait_s: float
+    oldest_wait_s: Seconds
 
 
 class LastRejection(_Message):
@@ -131,9 +141,9 @@ class LastRejection(_Message):
 
     revision: int | None
     generation: int | None
-    at_s: float
-    message: str
-    pointer: str
+    at_s: Instant
+    message: Words
+    pointer: Words
 
 
 class GatewayStatus(_Message):
@@ -143,23 +153,23 @@ class GatewayStatus(_Message):
 
     schema_: Literal["rhodeck.status/1"] = Field(default="rhodeck.status/1", alias="schema")
     gateway: Name
-    boot_id: str  # new at every start of the process
-    version: str
+    boot_id: Label  # new at every start of the process
+    version: Label
     ready: bool
     draining: bool = False
     epoch: int
     generation: int  # 0 before the first assignment
-    revision: int | None
-    digest: str | None
+    revision: Annotated[int, Field(ge=1, le=MAX_COUNTER)] | None
+    digest: Label | None
     from_disk: bool  # the assignment in force was loaded from disk and not confirmed since
-    unsupported: tuple[str, ...] = ()  # JSON pointers into the policy this gateway does not enforce
-    shares: dict[str, TenantShare] = {}
+    unsupported: tuple[Words, ...] = ()  # JSON pointers into the policy this gateway does not enforce
+    shares: dict[Label, TenantShare] = {}
     in_flight_requests: int
     in_flight_tokens: int
     queues: dict[Tier, QueueState]
     nodes_usable: int
     nodes_total: int
-    usage_spool: str  # id of the spool; changes only if the spool was lost
+    usage_spool: Label  # id of the spool; changes only if the spool was lost
     usage_last_seq: int
     clock_at_s: Instant
     started_at_s: Instant
