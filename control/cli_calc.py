@@ -20,13 +20,20 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidInput(f"{name} is not a number a model can take", field="--params")
 
 
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise InvalidInput("a parameter is given twice", field="--params", hint="Give each name once")
+    return found
+
+
 def read_params(text: str) -> dict[str, Any]:
     """Return the parameters of a JSON object. Raises InvalidInput for anything else."""
     example = 'Give a JSON object like \'{"lam": 12, "mu": 3, "c": 5}\''
     if len(text) > MAX_PARAMS_CHARS:
         raise InvalidInput(f"--params is {len(text)} characters long", field="--params", hint=example)
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_no_key_twice)
     except (ValueError, RecursionError) as exc:
         raise InvalidInput(f"--params is not JSON: {exc}", field="--params", hint=example) from exc
     if not isinstance(found, dict):

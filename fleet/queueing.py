@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from fleet import engine_chain, erlang, little, patience, priority_queues, single_server
 from fleet.errors import InvalidInput, NotMeasured
 
+SHOWN_CHARS = 40  # of a parameter that is refused
 Value = float | Sequence[float]
 Number = float | None
 
@@ -44,6 +47,14 @@ def flow_z(arrivals: int, completions: int) -> float:
     return (arrivals - completions) / math.sqrt(total) if total else 0.0
 
 
+def _is_finite(value: float) -> bool:
+    """True where `value` is a number a float can hold: an int can be larger than any."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 class Params:
     """The parameters of one calculation. Remembers what was read, so that leftovers can be refused."""
 
@@ -57,8 +68,9 @@ class Params:
         value = self._values.get(name, default)
         if value is None:
             raise InvalidInput(f"parameter {name} is missing", field=name, hint="Add it to --params")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidInput(f"parameter {name} is not a finite number: {value!r}", field=name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+            shown = repr(value) if len(repr(value)) <= SHOWN_CHARS else f"{repr(value)[:SHOWN_CHARS]}..."
+            raise InvalidInput(f"parameter {name} is not a finite number: {shown}", field=name)
         if value < low:
             raise InvalidInput(f"parameter {name} is {value}: it must be {low:g} or more", field=name)
         return float(value)
@@ -331,11 +343,13 @@ def calculate(model: str, params: Mapping[str, Value], quantity: str) -> Calcula
             f"no model is called {model!r}", field="model", hint=f"Models: {', '.join(MODELS)}"
         )
     held = Params(params)
-    quantities = build(held)
-    held.refuse_leftovers()
     try:
-        value = _evaluate(quantities, quantity)
-    except (OverflowError, ZeroDivisionError) as exc:
+        # an overflow in an array raises here as it does for one number, and prints no warning instead
+        with np.errstate(over="raise", invalid="raise", divide="ignore"):
+            quantities = build(held)
+            held.refuse_leftovers()
+            value = _evaluate(quantities, quantity)
+    except (ArithmeticError, MemoryError) as exc:
         raise InvalidInput(
             f"{model} leaves the range of floating point at these parameters", hint=str(exc)
         ) from exc

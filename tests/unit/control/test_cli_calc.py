@@ -47,6 +47,8 @@ def test_json_repeats_the_question(capsys):
         ("mmc", " " * 10_001, "Wq", "10001 characters"),
         ("mmc", '{"lam": 5, "mu": 1, "c": 2}', "Wq", "never settles"),
         ("mmc", '{"lam": {"a": 1}, "mu": 1, "c": 2}', "Wq", "not a finite number"),
+        ("mmc", f'{{"lam": 1, "mu": 1, "c": 1{"0" * 400}}}', "Wq", "not a finite number: 1000"),
+        ("mmc", '{"lam": 1, "mu": 1, "c": 2, "lam": 3}', "Wq", "given twice"),
     ],
 )
 def test_bad_input_says_what_to_do_and_fails(capsys, model, params, quantity, says):

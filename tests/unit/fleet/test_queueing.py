@@ -182,6 +182,10 @@ def test_more_load_never_refuses_less(lam, more, c, room, d):
         ("cobham_mm1", {"lam": "0.1", "mu": [1, 1], "k": 0}, "Wq", "list of numbers"),
         ("cobham_mm1", {"lam": [0.1], "mu": [1], "k": 5}, "Wq", "class 5"),
         ("retry_fixed_point", {"lam": 1, "mu": 1, "c": 1, "K": 1, "p_retry": 1}, "lam_eff", "p_retry"),
+        ("mg1_pk", {"lam": 10**400, "ES": 1, "cs2": 1}, "Wq", "not a finite number"),
+        ("cobham_mm1", {"lam": [10**400], "mu": [1], "k": 0}, "Wq", "not a finite number"),
+        ("distributional_little_mg1_fifo", {"lam": 1e-300, "ES": 1, "cs2": 1e300}, "Var_N", "range"),
+        ("retry_fixed_point", {"lam": 1e308, "mu": 3, "c": 5, "K": 5, "p_retry": 0.8}, "lam_eff", "range"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_the_reason(model, params, quantity, says):
