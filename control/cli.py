@@ -97,6 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if exc.hint:
             click.echo(f"hint:  {exc.hint}", err=True)
         sys.exit(1)
+    except OSError as exc:  # a full disk under the output, a folder that may not be written, no memory
+        where = f"{exc.filename}: " if exc.filename else ""
+        click.echo(f"error: {where}{exc.strerror or exc}", err=True)
+        click.echo("hint:  Look at the room and the permissions where files and output go", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

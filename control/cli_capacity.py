@@ -16,6 +16,7 @@ import numpy as np
 
 from control.capacity_files import EngineScrapes, Name, read_engines, read_limits
 from control.capacity_pages import read_series
+from control.finite import FiniteRange
 from fleet.capacity import CapacityEstimate, estimate_capacity
 from fleet.errors import InvalidInput
 from fleet.saturation import EngineLimits, known_slots
@@ -38,8 +39,8 @@ def capacity() -> None:
     "--max-num-batched-tokens", type=click.IntRange(1, 100_000_000), help="Token budget of a step."
 )
 @click.option("--kv-capacity-tokens", type=click.IntRange(1, 10**12), help="KV cache in tokens.")
-@click.option("--itl-slo-ms", type=click.FloatRange(0.1, 60_000), help="Objective between tokens, in ms.")
-@click.option("--fit-below", type=click.FloatRange(1), help="Use only windows with at most this batch.")
+@click.option("--itl-slo-ms", type=FiniteRange(0.1, 60_000), help="Objective between tokens, in ms.")
+@click.option("--fit-below", type=FiniteRange(1), help="Use only windows with at most this batch.")
 @click.option(
     "--draws", type=click.IntRange(0, MAX_DRAWS), default=100, show_default=True, help="Resamples."
 )

@@ -8,15 +8,17 @@ code was 0.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
 from control.fetch import DEADLINE_S, FetchFailed, fetch_page, open_session, shown_url
+from control.finite import FiniteRange
 from control.metrics_json import failure_json, page_json, window_json
 from control.metrics_text import page_text, window_text
 from fleet.clock import SystemClock
@@ -51,7 +53,7 @@ def metrics() -> None:
 @click.option(
     "--deadline",
     "deadline_s",
-    type=click.FloatRange(0.1, 60),
+    type=FiniteRange(0.1, 60),
     default=DEADLINE_S,
     show_default=True,
     help="Seconds each address may take.",
@@ -61,7 +63,7 @@ def read(sources: tuple[str, ...], as_json: bool, deadline_s: float) -> None:
 
     All pages are read; the exit code is 1 when one could not be.
     """
-    pages = asyncio.run(_read_all(sources, deadline_s))
+    pages = _read_all(sources, deadline_s)
     if as_json:
         click.echo(json.dumps([_json(page) for page in pages], indent=1, allow_nan=False))
     elif readable := [page_text(page) for page in pages if isinstance(page, PageReading)]:
@@ -81,7 +83,7 @@ def read(sources: tuple[str, ...], as_json: bool, deadline_s: float) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def window_command(before: str, after: str, seconds: float, as_json: bool) -> None:
     """Say what each engine did between two pages: increments, rates a second, quantiles."""
-    pages = [_whole(page) for page in asyncio.run(_read_all((before, after), DEADLINE_S))]
+    pages = [_whole(page) for page in _read_all((before, after), DEADLINE_S)]
     windows = window(pages[0], pages[1], seconds)
     node = node_window(pages[0], pages[1], seconds)
     if as_json:
@@ -102,32 +104,49 @@ def _whole(page: PageReading | PageUnreadable) -> PageReading:
     return page
 
 
-async def _read_all(sources: Iterable[str], deadline_s: float) -> list[PageReading | PageUnreadable]:
-    """Read every source, addresses at once; one that cannot be read does not stop the others."""
+def _read_all(sources: Iterable[str], deadline_s: float) -> list[PageReading | PageUnreadable]:
+    """Read every source, addresses at once; one that cannot be read does not stop the others.
+
+    Files are read before the loop of the addresses starts: a loop takes the first Ctrl-C for itself, and
+    a file may be a pipe in which nothing ever comes.
+    """
     names = list(sources)
     if names.count("-") > 1:
         raise InvalidInput("standard input can be read once", field="sources", hint="Give - once")
+    files = {name: _file_page(name) for name in names if "://" not in name}
+    addresses = [name for name in names if "://" in name]
+    fetched = dict(zip(addresses, asyncio.run(_fetched(addresses, deadline_s)), strict=True))
+    return [files[name] if name in files else fetched[name] for name in names]
+
+
+async def _fetched(addresses: list[str], deadline_s: float) -> list[PageReading | PageUnreadable]:
     async with open_session() as session:
 
-        async def one(source: str) -> PageReading | PageUnreadable:
+        async def one(address: str) -> PageReading | PageUnreadable:
+            shown = shown_url(address)
             try:
-                if "://" not in source:
-                    return read_page(_file(source), source=source)
-                page = await fetch_page(session, source, clock=SystemClock(), deadline_s=deadline_s)
+                page = await fetch_page(session, address, clock=SystemClock(), deadline_s=deadline_s)
             except FetchFailed as problem:
-                where = shown_url(source)
-                return PageUnreadable(where, problem.reason.value, problem.detail, problem.hint)
-            except OSError as problem:
-                return PageUnreadable(source, "unreadable", problem.strerror or str(problem), "")
-            return read_page(page.body, source=shown_url(source), content_type=page.content_type)
+                return PageUnreadable(shown, problem.reason.value, problem.detail, problem.hint)
+            return read_page(page.body, source=shown, content_type=page.content_type)
 
-        return list(await asyncio.gather(*(one(source) for source in names)))
+        return list(await asyncio.gather(*(one(address) for address in addresses)))
+
+
+def _file_page(name: str) -> PageReading | PageUnreadable:
+    try:
+        return read_page(_file(name), source=name)
+    except OSError as problem:
+        return PageUnreadable(name, "unreadable", problem.strerror or str(problem), "")
 
 
 def _file(name: str) -> bytes:
     """Read a file up to one byte over the page cap, so that the reader can tell it is over."""
     wanted = DEFAULT_CAPS.body_bytes + 1
     if name == "-":
-        return sys.stdin.buffer.read(wanted)
+        stream: BinaryIO | None = getattr(sys.stdin, "buffer", None)  # None where it is closed
+        if stream is None:
+            raise OSError(errno.EBADF, "standard input is closed")
+        return stream.read(wanted)
     with Path(name).open("rb") as file:
         return file.read(wanted)

@@ -15,6 +15,7 @@ import click
 from control import commands_policy, commands_rollout, queries_policy
 from control.cli_session import me, transaction
 from control.commands_policy import DEFAULT_BAKE_S, OvertakenEdit, Published
+from control.finite import FiniteRange
 from control.queries_policy import Revision, Rollout
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput, NotFound
@@ -67,7 +68,7 @@ def diff(file: Any, number: int | None) -> None:
 @click.option(
     "--bake",
     "bake_s",
-    type=click.FloatRange(0, commands_policy.MAX_BAKE_S),
+    type=FiniteRange(0, commands_policy.MAX_BAKE_S),
     default=DEFAULT_BAKE_S,
     show_default=True,
     help="Seconds the first gateway runs it alone.",

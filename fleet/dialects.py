@@ -75,6 +75,8 @@ def _no_metrics(page: PageReading, body: bytes, content_type: str | None) -> Pag
         return replace(page, dialect=dialect, state=PageState.NOT_METRICS, hint=hint)
     if start.startswith(b"<"):
         hint = "This is a web page. Give the address of the engine's /metrics, not of a proxy's front page"
+    elif start.startswith(b"\x1f\x8b"):
+        hint = "This is packed with gzip: unpack it first (gunzip -c FILE | rhodeck metrics read -)"
     elif not start:
         hint = "The page is empty"
     else:

@@ -8,6 +8,7 @@ hostile, cut or merely unusual line costing a node all its metrics, or turning i
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -95,6 +96,7 @@ def read_families(body: bytes, *, prefixes: tuple[str, ...], caps: Caps = DEFAUL
         found.dropped.append(f"page of {len(body)} bytes is over the cap of {caps.body_bytes}")
         return found
     reader = _PageReader(found, prefixes, caps)
+    body = body.removeprefix(BOM_UTF8)  # an editor's mark would cost the first line
     if not body.endswith(b"\n") and b"# TYPE " in body:
         last = body.rfind(b"\n") + 1
         found.ended = body[last:].strip() == b"# EOF"

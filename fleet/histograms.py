@@ -64,6 +64,7 @@ def describe(quantile: Quantile | None, unit: str = "s") -> str:
         words = f"<= {quantile.hi:g} {unit}"
     else:
         words = f"{quantile.estimate:.3g} {unit} ({quantile.lo:g}-{quantile.hi:g})"
+    words = words.replace("  ", " ").rstrip()  # counts have no unit
     return f"{words}, few" if quantile.too_few else words
 
 

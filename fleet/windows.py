@@ -26,6 +26,8 @@ _COUNTERS = (
 )
 #: Pages that show a gauge when it is first set: the Rust front end, and registries of several processes.
 _LATE_GAUGES = frozenset({"openmetrics", "prometheus_text_multiprocess"})
+#: Two pages cannot be nearer; below it a rate of counts leaves the range of floating point.
+SECONDS_MIN = 1e-6
 _NEW = EngineReading(engine="", model=None, running=0, waiting=0)
 
 
@@ -61,7 +63,7 @@ def window(before: PageReading, after: PageReading, seconds: float) -> tuple[Eng
     An engine restarted where the page's process start time changed or any of its counters fell; then its
     increments are what came since. A histogram's sum may fall without one. An engine or series not on
     the earlier page counts from 0 where that page was whole. Raises NotMeasured when `after` has no
-    engines or `before` could not be read, InvalidInput unless seconds is above 0.
+    engines or `before` could not be read, InvalidInput unless seconds is finite and SECONDS_MIN or more.
     """
     _check(before, after, seconds)
     pairs, page_restarted = _pairs(before, after)
@@ -89,9 +91,9 @@ def _pairs(before: PageReading, after: PageReading) -> tuple[list[_Pair], bool]:
 
 
 def _check(before: PageReading, after: PageReading, seconds: float) -> None:
-    if not (isfinite(seconds) and seconds > 0):
+    if not (isfinite(seconds) and seconds >= SECONDS_MIN):
         raise InvalidInput(
-            f"two pages are more than 0 seconds apart, not {seconds:g}",
+            f"two pages are at least {SECONDS_MIN:g} seconds apart, not {seconds:g}",
             field="seconds",
             hint="Give the time between the two requests",
         )

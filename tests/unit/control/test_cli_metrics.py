@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control.cli_metrics import metrics
+from fleet.errors import InvalidInput
 
 PAGES = Path(__file__).parents[2] / "data" / "metrics"
 SATURATED = str(PAGES / "vllm-0.32.0-cpu-saturated-waiting.prom.txt")
@@ -200,3 +205,51 @@ def test_a_window_that_cannot_be_is_refused(arguments: tuple[str, ...]):
     result = run("window", *arguments)
     assert result.exit_code != 0
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("seconds", ["1e-320", "nan", "inf", "0"])
+def test_a_window_of_no_length_is_refused(seconds: str):
+    with pytest.raises(InvalidInput, match="seconds apart"):
+        CliRunner().invoke(
+            metrics, ["window", STEADY, SATURATED, "--seconds", seconds, "--json"], catch_exceptions=False
+        )
+
+
+def test_a_deadline_is_a_number():
+    result = run("read", STEADY, "--deadline", "nan")
+    assert (result.exit_code, "not a number" in result.stderr) == (2, True)
+
+
+def rhodeck(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "control", *arguments], stderr=subprocess.PIPE, **how)
+
+
+def test_ctrl_c_ends_the_wait_for_a_pipe_in_which_nothing_comes(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with rhodeck("metrics", "read", str(pipe), stdout=subprocess.PIPE) as process:
+        writer = os.open(pipe, os.O_WRONLY)  # returns when the reader has come
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) != 0
+        os.close(writer)
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_closed_standard_input_is_said_plainly():
+    command = [sys.executable, "-m", "control", "metrics", "read", "-"]
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command], capture_output=True, timeout=60, check=False
+    )
+    assert closed.returncode == 1
+    assert b"standard input is closed" in closed.stderr
+    assert b"Traceback" not in closed.stderr
+
+
+def test_a_full_disk_under_the_output_is_said_plainly():
+    with Path("/dev/full").open("wb") as full, rhodeck("metrics", "read", STEADY, stdout=full) as process:
+        assert process.wait(timeout=60) == 1
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert b"No space left" in said
+        assert b"Traceback" not in said

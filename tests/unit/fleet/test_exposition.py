@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import tracemalloc
 from pathlib import Path
@@ -321,3 +322,16 @@ def test_a_known_layout_does_not_lift_the_caps():
     assert len(read(text).series["vllm:z"]) == 30
     assert len(read(text, series=10).series["vllm:z"]) == 10
     assert len(read(text, family_series=10).series["vllm:z"]) == 10
+
+
+def test_a_mark_in_front_of_the_page_costs_no_line():
+    # a page saved by an editor may begin with U+FEFF; without care the first series is lost unseen
+    page = b'vllm:num_requests_running{engine="0",model_name="m"} 3\n'
+    marked = read_families(b"\xef\xbb\xbf" + page, prefixes=WANTED_PREFIXES)
+    assert flat(marked) == flat(read_families(page, prefixes=WANTED_PREFIXES)) != {}
+
+
+def test_a_packed_page_says_how_to_unpack_it():
+    read = read_page(gzip.compress(PAGES[0].read_bytes()), source="page.gz")
+    assert read.state is PageState.NOT_METRICS
+    assert "gunzip" in read.hint

@@ -157,7 +157,7 @@ def test_pages_without_an_engine_have_no_window():
         window(replace(ok, state=PageState.NOT_METRICS, engines=()), ok, 10.0)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-320, float("nan"), float("inf")])
 def test_a_window_has_a_length(seconds: float):
     with pytest.raises(InvalidInput):
         window(made(), made(), seconds)
