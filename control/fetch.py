@@ -259,4 +259,6 @@ class _Unpacker:
     def finish(self) -> bytes:
         if self._zlib is not None and not self._zlib.eof:
             raise FetchFailed(Reason.UNREACHABLE, f"the {self._encoding} answer was cut short")
+        if self._zlib is not None and self._zlib.unused_data:
+            raise FetchFailed(Reason.NOT_METRICS, f"the {self._encoding} answer goes on after its end")
         return bytes(self.body)

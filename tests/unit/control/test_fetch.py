@@ -127,6 +127,8 @@ def test_the_host_header_names_the_host_and_no_packing_is_asked_for():
         (http(PAGE, "Content-Encoding: br"), Reason.NOT_METRICS),
         (http(b"no gzip at all", "Content-Encoding: gzip"), Reason.NOT_METRICS),
         (http(gzip.compress(PAGE)[:-9], "Content-Encoding: gzip"), Reason.UNREACHABLE),
+        # half a page that unpacks well is the worst: its second half must not be lost unseen
+        (http(gzip.compress(PAGE) + gzip.compress(PAGE), "Content-Encoding: gzip"), Reason.NOT_METRICS),
     ],
 )
 def test_answers_that_are_no_page(raw: bytes, reason: Reason):
