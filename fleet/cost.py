@@ -74,13 +74,14 @@ class ClosedFormInputs:
         _not_negative("tokens_in", self.tokens_in)
         _not_negative("tokens_out", self.tokens_out)
         _positive("tokens_out + tokens_in", self.tokens_in + self.tokens_out)
-        for name in ("price", "hours", "spot_price", "burst_realistic_usd"):
+        _positive("hours", self.hours)
+        for name in ("price", "spot_price", "burst_realistic_usd"):
             _not_negative(name, getattr(self, name))
         _count("admission_nodes", self.admission_nodes, 1)
         _count("burst_nodes", self.burst_nodes, 0)
 
 
-def _positive(name: str, value: float) -> None:
+def _positive(name: str, value: float | Decimal) -> None:
     if not math.isfinite(value) or not 0 < value <= 1e12:
         raise InvalidInput(f"{name} is {value}", field=name, hint="Give a number above 0, at most 1e12")
 
@@ -181,13 +182,13 @@ def closed_form(inputs: ClosedFormInputs) -> ClosedForm:
     """
     i = inputs
     node_rps = i.tokens_per_s / (i.tokens_in + i.tokens_out)
-    peak_nodes, headroom_nodes = _nodes(i.peak_rps, node_rps), _nodes(i.peak_rps / TARGET_RHO, node_rps)
-    if headroom_nodes > MAX_NODES:
+    if node_rps * MAX_NODES * TARGET_RHO < i.peak_rps:
         raise InvalidInput(
-            f"{headroom_nodes} nodes would be needed at {node_rps:.3g} requests/s each",
+            f"over {MAX_NODES:,} nodes would be needed at {node_rps:.3g} requests/s each",
             field="tokens_per_s",
             hint="Check the tokens a node serves per second",
         )
+    peak_nodes, headroom_nodes = _nodes(i.peak_rps, node_rps), _nodes(i.peak_rps / TARGET_RHO, node_rps)
     burst_always = _usd(i.spot_price * i.hours * i.burst_nodes)
     static = _option("static peak", i, node_rps, peak_nodes, 0)
     admission = _option("admission", i, node_rps, i.admission_nodes, 0)

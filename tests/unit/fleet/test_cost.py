@@ -124,6 +124,8 @@ def test_shed_share_keeps_served_at_capacity(rho):
         {"tokens_in": 0.0, "tokens_out": 0.0},
         {"price": Decimal(-1)},
         {"hours": Decimal("Infinity")},
+        {"hours": Decimal(0)},
+        {"tokens_per_s": 1e-320},
         {"admission_nodes": 0},
         {"burst_nodes": -1},
     ],
