@@ -7,6 +7,7 @@ launcher and fails under another, and a control plane open to the network by acc
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 import click
@@ -16,7 +17,7 @@ from control.embedded_socket import free_tcp_port
 from control.settings import is_loopback, load_settings
 from dashboard.theme import server_settings
 from fleet import logs
-from fleet.errors import FleetError
+from fleet.errors import FleetError, InvalidInput
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,16 +31,26 @@ def dashboard(host: str | None, port: int | None) -> None:
         os.environ["RHODECK_DASHBOARD_PORT"] = str(port)
     settings = load_settings()
     logs.configure("dashboard")
+    os.environ.setdefault("STREAMLIT_LOGGER_LEVEL", "error")  # read when Streamlit is imported
+    host, port = settings.dashboard_host, settings.dashboard_port or free_tcp_port()
+    refuse_taken(host, port)
     resolve_dsn(settings)  # better said here than in the first visitor's browser
     from dashboard.app import build_app  # takes seconds; flags and settings are checked before
 
-    build_app().run(
-        config=server_settings(
-            settings.dashboard_host,
-            settings.dashboard_port or free_tcp_port(),
-            is_loopback=is_loopback(settings.dashboard_host),
-        )
-    )
+    build_app().run(config=server_settings(host, port, is_loopback=is_loopback(host)))
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raise InvalidInput if nothing can listen at `host` and `port`."""
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as exc:
+        raise InvalidInput(
+            f"nothing can listen on {host} port {port}: {exc.strerror or exc}",
+            hint="Choose another with --port, or 0 for a free one",
+            field="--port",
+        ) from exc
 
 
 def main() -> None:

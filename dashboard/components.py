@@ -75,7 +75,7 @@ def cards(items: Sequence[Card]) -> None:
     grid = st.grid(columns=len(items), min_column_width=150)
     for item in items:
         colour, icon = words.LOOKS[item.tone]
-        with grid.container(border=True, height="stretch", gap=None):
+        with grid.container(border=True, height="stretch", gap=None, key=f"card_{item.key}"):
             st.caption(item.label, help=item.help or None)
             st.markdown(f"<span class='rk-value'>{words.plain(item.value)}</span>", unsafe_allow_html=True)
             st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
@@ -120,7 +120,10 @@ def table(
     rows: dict[str, list[Any]], columns: dict[str, Any], *, key: str, height: Any = "content"
 ) -> None:
     """Draw a table of columns. Lists are the columns' values, in the order of the rows."""
-    st.dataframe(rows, column_config=columns, hide_index=True, key=key, height=height, placeholder="\u2014")
+    with st.container(key=f"table_{key}"):
+        st.dataframe(
+            rows, column_config=columns, hide_index=True, key=key, height=height, placeholder="\u2014"
+        )
 
 
 def style() -> None:

@@ -153,6 +153,7 @@ def _quota_values(draft: Draft, why_not: str | None) -> list[dict[str, Any]]:
         num_rows="fixed" if why_not else "dynamic",
         disabled=why_not is not None,
         hide_index=True,
+        placeholder="",
     )
     st.caption("A new tenant is a new last row. Quotas are of the whole fleet of gateways.")
     plain = edited.astype(object).where(edited.notna(), None)

@@ -24,6 +24,11 @@ class Card:
     note: str = ""
     help: str = ""
 
+    @property
+    def key(self) -> str:
+        """The card's name in the page: its label in plain letters."""
+        return "".join(c if c.isalnum() else "_" for c in self.label.partition(",")[0].lower())
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:

@@ -1,0 +1,252 @@
+"""View models: verdicts, order, sums and countdowns, from plain values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.audit import BrokenRow
+from control.freshness import Freshness
+from control.queries_fleet import AlertView
+from control.queries_gateway_traffic import TenantTraffic
+from control.queries_latency import LatencyView
+from control.queries_policy import AuditEntry, GatewayState, Rollout
+from dashboard import (
+    drafts,
+    viewmodels,
+    viewmodels_audit,
+    viewmodels_policy,
+    viewmodels_rollout,
+    viewmodels_spend,
+)
+from dashboard import viewmodels_fleet as fleet
+from dashboard.data import FleetNow, Pulse, Traffic
+from dashboard.times import UTC_ZONE
+from dashboard.viewmodels_frame import stale_after, who
+from fleet.errors import InvalidPolicy
+from fleet.months import month_of
+from fleet.spend import NodeTime, Use, allocate
+
+NOW = datetime(2026, 11, 29, 15, 0, tzinfo=UTC)
+NOTHING = LatencyView("ttft_s", 0, None, None, None, None, None, edges_differ=False)
+
+
+def traffic(offered: int | None, refused: int, tokens: int | None = 0) -> TenantTraffic:
+    return TenantTraffic(
+        "acme",
+        "interactive",
+        offered,
+        0,
+        {"rejected_quota_rate": refused},
+        {},
+        0,
+        tokens,
+        0,
+        0,
+        0,
+        NOTHING,
+        NOTHING,
+    )
+
+
+def gateway(condition: str, *, observed: int | None = 2, message: str = "") -> GatewayState:
+    return GatewayState(
+        name=f"gw-{condition}",
+        url="http://gw",
+        condition=condition,  # type: ignore[arg-type]
+        age_s=1.0,
+        observed_generation=1,
+        desired_generation=1,
+        revision_observed=observed,
+        revision_desired=2,
+        boot_id="b",
+        message=message,
+        pointer="/tiers" if condition == "rejected" else None,
+        in_flight=0,
+        in_flight_tokens=0,
+        queues={},
+        nodes_usable=1,
+        nodes_total=1,
+        unsupported=(),
+        acked_at=None,
+        draining=False,
+    )
+
+
+def rollout(state: str, *, started: datetime | None = None) -> Rollout:
+    return Rollout(
+        id=1,
+        revision=2,
+        base_revision=1,
+        state=state,  # type: ignore[arg-type]
+        strategy="staged",
+        first_gateway="gw-1",
+        bake_s=60.0,
+        bake_started_at=started,
+        reason="",
+        started_at=NOW,
+        updated_at=NOW,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rho", "low", "tone"),
+    [
+        (None, None, "unknown"),
+        (0.0, 0.0, "good"),
+        (0.85, 0.8, "good"),  # strictly above the target is past it
+        (0.90, 0.80, "watch"),  # only the estimate is past it, the interval is not
+        (0.90, 0.86, "act"),
+        (1.07, 1.05, "act"),
+    ],
+)
+def test_rho_is_judged_with_its_interval(rho: float | None, low: float | None, tone: str) -> None:
+    assert fleet.rho_tone(rho, low)[0] == tone
+
+
+def test_a_refused_share_needs_every_part() -> None:
+    assert fleet.refused_share([traffic(100, 5), traffic(100, 15)]) == (20, 200)
+    assert fleet.refused_share([traffic(100, 5), traffic(None, 0)]) is None
+    assert fleet.refused_share([]) is None
+
+
+def test_tokens_per_second_are_over_the_time_that_was_counted() -> None:
+    rows = fleet.traffic_rows(Traffic((traffic(10, 0, 6_000),), {("acme", "interactive"): 300.0}))
+    assert rows["tokens/s"] == [20.0]
+    assert fleet.traffic_rows(Traffic((traffic(10, 0, 6_000),), {}))["tokens/s"] == [None]
+
+
+def test_what_needs_attention_comes_worst_first_with_a_reason() -> None:
+    alert = AlertView(
+        1,
+        "rho_high",
+        "pool",
+        "main",
+        "open",
+        "warning",
+        NOW,
+        NOW,
+        0.0,
+        None,
+        None,
+        None,
+        0.9,
+        0.85,
+        "rho is 0.90",
+        {},
+    )
+    gateways = (gateway("converged"), gateway("behind"), gateway("rejected", message="bad weights"))
+    now = FleetNow(None, (), (alert,), gateways, (), (), {}, ())
+    notices = fleet.attention(now, NOW, UTC_ZONE)
+    assert [n.tone for n in notices] == ["act", "watch", "watch"]
+    assert "bad weights" in notices[0].text
+    assert all("converged" not in n.text for n in notices)
+
+
+def test_states_and_conditions_have_a_sign_and_a_word() -> None:
+    assert viewmodels.node_state_text(Freshness.STALE, 43.0, "draining") == "\u25b2 stale, 43 s, draining"
+    signs = {viewmodels.SIGNS[tone] for tone, _ in viewmodels.CONDITION_LOOKS.values()}
+    assert len(signs) == 4  # good, watch, act, unknown differ without colour
+    assert all(word for _, word in viewmodels.CONDITION_LOOKS.values())
+
+
+def test_only_a_converged_gateway_on_the_revision_counts_as_done() -> None:
+    assert viewmodels_rollout.is_done(gateway("converged"), rollout("all"))
+    assert not viewmodels_rollout.is_done(gateway("converged", observed=1), rollout("all"))
+    assert not viewmodels_rollout.is_done(gateway("unreachable"), rollout("all"))
+
+
+def test_the_bake_counts_down_to_zero() -> None:
+    begun = NOW - timedelta(seconds=45)
+    assert viewmodels_rollout.bake_text(rollout("baking", started=begun), NOW) == "15 s left"
+    assert (
+        viewmodels_rollout.bake_text(rollout("baking", started=begun), NOW + timedelta(hours=1))
+        == "0 s left"
+    )
+
+
+def test_a_rejected_gateway_says_field_and_reason_first() -> None:
+    rows = viewmodels_rollout.gateway_rows([gateway("converged"), gateway("rejected", message="sum is 95")])
+    assert rows["gateway"] == ["gw-rejected", "gw-converged"]
+    assert rows["why"][0] == "field /tiers; sum is 95"
+
+
+SLOTS = {"main": 64, "other": None}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["acme", "beta", "gamma"]),
+            st.sampled_from(["interactive", "batch"]),
+            st.sampled_from(["main", "other"]),
+            st.integers(0, 10**6),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 10**6),
+)
+def test_every_level_of_a_month_adds_up_to_its_total(
+    uses: list[tuple[str, str, str, int]], up_s: int
+) -> None:
+    month = allocate(
+        month_of("2026-11", ZoneInfo("UTC")),
+        [NodeTime(pool, "on_demand", Decimal(up_s), Decimal(28)) for pool in SLOTS],
+        [Use(tenant, tier, "llama", pool, 1, 1, 1, Decimal(s)) for tenant, tier, pool, s in uses],
+        SLOTS,
+        is_estimated=True,
+    )
+    for by in ("tenant", "tier", "model"):
+        rows = viewmodels_spend.subtotal_rows(month, by)
+        amounts = [Decimal(usd.replace("$", "").replace(",", "")) for usd in rows["usd"]]
+        assert rows["of"][-1] == "total"
+        assert sum(amounts[:-1]) == amounts[-1] == month.total_usd
+
+
+def test_weights_say_what_is_missing() -> None:
+    assert viewmodels_policy.weights_text({"a": 70, "b": 25, "c": 5}) == "The weights sum to 100 %."
+    assert "give 5 more" in viewmodels_policy.weights_text({"a": 70, "b": 20, "c": 5})
+    assert "take 5 away" in viewmodels_policy.weights_text({"a": 75, "b": 25, "c": 5})
+
+
+def test_a_problem_stands_beside_its_section_only() -> None:
+    problem = InvalidPolicy("bad", field="/tenants/acme/weight", hint="fix it")
+    shown = {s: viewmodels_policy.problem_for(problem, s) for s in ("tiers", "tenants", "")}
+    assert [s for s, said in shown.items() if said] == ["tenants"]
+    assert viewmodels_policy.problem_for(InvalidPolicy("bad", field="/slo/ttft_s"), "") is not None
+    assert viewmodels_policy.problem_for(None, "") is None
+
+
+def test_a_conflict_shows_their_value_beside_mine() -> None:
+    mine = drafts.Difference("/tenants/acme/weight", 1, 3, 2, is_conflict=True)
+    rows = viewmodels_policy.difference_rows([mine, drafts.Difference("/slo/ttft_s", 0.5, 1.0)])
+    assert rows["field"][0] == "tenants \u203a acme \u203a weight"
+    assert rows["theirs"] == ["2", ""]
+    assert "theirs" not in viewmodels_policy.difference_rows([drafts.Difference("/slo/ttft_s", 0.5, 1.0)])
+
+
+def test_a_command_line_quotes_the_reason() -> None:
+    assert viewmodels_policy.command_text(3, "it's $(rm)").endswith("--note 'it'\\''s $(rm)'")
+
+
+def test_the_record_is_searched_in_any_case_and_its_verdict_names_the_row() -> None:
+    entry = AuditEntry(
+        7, NOW, "Ana", "admin", "page", "policy.publish", "revision 2", "more", {"x": "y" * 900}
+    )
+    assert viewmodels_audit.matching([entry], "ANA") == [entry]
+    assert viewmodels_audit.matching([entry], "bob") == []
+    assert "characters)" in viewmodels_audit.rows([entry], UTC_ZONE)["detail"][0]
+    assert viewmodels_audit.verdict(BrokenRow(5, "row 5 was changed"), 9)[0] == "act"
+    assert viewmodels_audit.verdict(None, 9)[0] == "good"
+    assert viewmodels_audit.older_than([entry]) == 7
+
+
+def test_freshness_follows_the_rule_nodes_are_judged_by() -> None:
+    assert stale_after(Pulse(NOW, 10.0)) == 30.0  # three rounds
+    assert stale_after(Pulse(NOW, 300.0)) == 450.0  # but never less than one and a half
+    assert "admin" in who("x", "admin", signed_in=False)
