@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from fleet.cost import (
-    SOURCES,
     CalendarRow,
     ClosedForm,
     ClosedFormInputs,
@@ -22,6 +21,7 @@ from fleet.cost import (
     PeakShape,
     SpotRow,
     closed_form,
+    sources_in_use,
 )
 
 DEFAULTS = ClosedFormInputs()
@@ -90,7 +90,8 @@ def _plain(value: Any) -> Any:
 
 def as_json_form(result: ClosedForm) -> dict[str, Any]:
     """Return the estimate as JSON-ready values, with the source of each default still in use."""
-    return {**_plain(asdict(result)), "sources": {key: asdict(source) for key, source in SOURCES.items()}}
+    sources = {key: asdict(source) for key, source in sources_in_use(result.inputs).items()}
+    return {**_plain(asdict(result)), "sources": sources}
 
 
 def _money(amount: Decimal) -> str:
@@ -120,10 +121,15 @@ def as_text(result: ClosedForm) -> str:
         "",
         *(f"! {warning}" for warning in result.warnings),
         "",
-        "Defaults:",
-        *(f"  {key}: {source.what} ({source.date})" for key, source in SOURCES.items()),
+        *_default_lines(result),
     ]
     return "\n".join(lines)
+
+
+def _default_lines(result: ClosedForm) -> list[str]:
+    kept = sources_in_use(result.inputs)
+    lines = [f"  {key}: {source.what} ({source.date})" for key, source in kept.items()]
+    return ["Defaults:", *lines] if lines else []
 
 
 def _option_line(option: Option) -> str:

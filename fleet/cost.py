@@ -31,7 +31,7 @@ class Source:
     date: str  # ISO
 
 
-#: Every default of `ClosedFormInputs` and its origin.
+#: Defaults of `ClosedFormInputs` and their origin. "traffic" is rates and tokens of a request together.
 SOURCES: dict[str, Source] = {
     "traffic": Source("check case: 70B FP8 on 8xH100, peak 30 and mean 12 requests/s", "2026-11-29"),
     "tokens_per_s": Source("check case: a node's prompt + output tokens/s; measure your own", "2026-11-29"),
@@ -103,6 +103,22 @@ def _usd(amount: Decimal) -> Decimal:
 def _nodes(requests_per_s: float, node_rps: float) -> int:
     """Return the nodes that serve a rate; a hair over a whole number is rounding, not another node."""
     return max(1, math.ceil(requests_per_s / node_rps - 1e-9))
+
+
+_TRAFFIC = ("peak_rps", "mean_rps", "tokens_in", "tokens_out")
+
+
+def sources_in_use(inputs: ClosedFormInputs) -> dict[str, Source]:
+    """Return the sources of the defaults that `inputs` kept. What somebody typed has no source of ours."""
+    defaults = ClosedFormInputs()
+    return {
+        name: source
+        for name, source in SOURCES.items()
+        if all(
+            getattr(inputs, field) == getattr(defaults, field)
+            for field in (_TRAFFIC if name == "traffic" else (name,))
+        )
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,11 @@ def test_people_see_the_refusals_beside_the_dollars_and_where_defaults_come_from
 def test_flags_reach_the_formula(capsys):
     # 1200 / 800 = 1.5 req/s a node; 30 / 1.5 = 20 nodes; 20 * 10.50 * 100 h = 21,000
     _, out, _ = run(capsys, "--tokens-per-s", "1200", "--price", "10.50", "--hours", "100", "--json")
-    assert json.loads(out)["static_peak"]["usd_month"] == "21000.00"
+    form = json.loads(out)
+    assert form["static_peak"]["usd_month"] == "21000.00"
+    assert set(form["sources"]) == {"traffic", "spot_price", "burst_realistic_usd"}  # not of what was typed
+    _, out, _ = run(capsys, "--price", "31")
+    assert "low end of hyperscaler list prices" not in out
     _, out, _ = run(capsys, "--no-refusals")
     assert "refusals are not acceptable" in out
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.cost import SOURCES, ClosedFormInputs, closed_form, shed_share
+from fleet.cost import SOURCES, ClosedFormInputs, closed_form, shed_share, sources_in_use
 from fleet.errors import InvalidInput
 
 CASE = ClosedFormInputs()
@@ -97,7 +98,19 @@ def test_the_check_case_does_not_call_admission_wrong_but_names_autoscaling():
 
 
 def test_every_default_has_a_dated_source():
-    assert all(source.what and source.date[:4] == "2026" for source in SOURCES.values())
+    chosen = {"hours", "admission_nodes", "burst_nodes", "refusal_acceptable"}  # decisions, not facts
+    of_traffic = {"peak_rps", "mean_rps", "tokens_in", "tokens_out"}
+    facts = {field.name for field in fields(ClosedFormInputs)} - chosen - of_traffic
+    assert set(SOURCES) == facts | {"traffic"}
+    assert all(
+        source.what and re.fullmatch(r"20\d\d-\d\d(-\d\d)?", source.date) for source in SOURCES.values()
+    )
+
+
+def test_a_typed_number_does_not_keep_the_source_of_the_default_it_replaced():
+    assert set(sources_in_use(ClosedFormInputs())) == set(SOURCES)
+    typed = ClosedFormInputs(price=Decimal(31), tokens_out=200.0)
+    assert set(SOURCES) - set(sources_in_use(typed)) == {"price", "traffic"}
 
 
 @given(price=st.decimals(0, 1000, places=2), factor=st.integers(1, 50))
