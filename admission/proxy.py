@@ -8,7 +8,9 @@ after the first byte, and an engine's words about itself reaching a client as ou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
@@ -44,8 +46,40 @@ class BodyTooLarge(Exception):
     """The body passed the limit; the rest was not read."""
 
 
-async def read_body(receive: Receive, limit_bytes: int) -> bytes:
-    """Return the request's body. Raises BodyTooLarge, or ClientLeft when it ends early."""
+class BodyRoom:
+    """Memory for request bodies, shared by all requests: from the first byte to the end of the answer."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    @contextlib.contextmanager
+    def booking(self) -> Generator[Callable[[int], None]]:
+        """Yield a function that books bytes for one request; all are given back at the end of the block.
+
+        It raises Unavailable when there is no room: a tenant's quota is not asked before its body is read.
+        """
+        booked = 0
+
+        def book(more_bytes: int) -> None:
+            nonlocal booked
+            if self.held_bytes + more_bytes > self._limit_bytes:
+                raise Unavailable(
+                    f"this gateway holds {self.held_bytes} bytes of requests and takes at most "
+                    f"{self._limit_bytes}",
+                    hint="Try again shortly",
+                )
+            booked += more_bytes
+            self.held_bytes += more_bytes
+
+        try:
+            yield book
+        finally:
+            self.held_bytes -= booked
+
+
+async def read_body(receive: Receive, limit_bytes: int, book: Callable[[int], None] | None = None) -> bytes:
+    """Return the body. Raises BodyTooLarge, what `book` raises, or ClientLeft when it ends early."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -56,6 +90,8 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
         size += len(part)
         if size > limit_bytes:
             raise BodyTooLarge
+        if book is not None:
+            book(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -103,15 +139,27 @@ class Proxy:
     def __init__(self, state: GatewayState, link: EngineLink) -> None:
         self._state = state
         self._link = link
+        self.bodies = BodyRoom(state.settings.bodies_bytes)
 
     async def handle(self, endpoint: str, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request. Never raises but for cancellation by shutdown."""
+        with self.bodies.booking() as book:
+            await self._handle(endpoint, scope, receive, send, book)
+
+    async def _handle(
+        self,
+        endpoint: str,
+        scope: dict[str, Any],
+        receive: Receive,
+        send: Send,
+        book: Callable[[int], None],
+    ) -> None:
         state = self._state
         try:
             caller = self._identify(scope)
             if _declared_length(scope) > state.settings.body_bytes:
                 raise BodyTooLarge
-            raw = await read_body(receive, state.settings.body_bytes)
+            raw = await read_body(receive, state.settings.body_bytes, book)
             call = self._parse(endpoint, raw)
         except ClientLeft:
             return

@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     """Least severe log lines to write: DEBUG, INFO, WARNING or ERROR."""
     body_bytes: _Bytes = 8 << 20
     """Largest request body."""
+    bodies_bytes: _Bytes = 256 << 20
+    """Most bytes of request bodies held at once; what comes on top gets 503. Memory is a few times that."""
     answer_bytes: _Bytes = 32 << 20
     """Largest answer that is not streamed."""
     drain_s: Annotated[float, Field(ge=0, le=3_600, allow_inf_nan=False)] = 30.0

@@ -14,6 +14,7 @@ from typing import Any, cast
 import orjson
 
 _HELD_BYTES = 1 << 20  # an event longer than this passes unread
+_MAX_TOKENS = 2**31  # more than any request can hold: who counts that much is not believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def usage_in(body: bytes) -> Usage | None:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_TOKENS
 
 
 class StreamReader:

@@ -27,6 +27,7 @@ def engine() -> Generator[FakeEngine]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
     flags = ("--header-deadline-s", "1", "--body-idle-s", "1", "--body-deadline-s", "2")
     flags += ("--write-deadline-s", "1", "--body-bytes", "100000", "--keep-alive-s", "2")
+    flags += ("--bodies-bytes", "150000")
     with GatewayProcess(tmp_path_factory.mktemp("hostile") / "gw", *flags).running() as gateway:
         yield gateway
 
@@ -120,6 +121,22 @@ def test_bodies_too_large_or_too_slow_are_closed(gateway: GatewayProcess, engine
     assert b"HTTP/1.1 408 " in talk(gateway, *slow, pause_s=0.2)
     assert engine.served == []
     assert gateway.status()["in_flight_requests"] == 0
+
+
+def test_bodies_of_all_requests_together_are_bounded(gateway: GatewayProcess, engine: FakeEngine) -> None:
+    # two of 80,000 bytes are more than 150,000: the second is turned away, whichever way it comes
+    held = json.dumps(chat(f"tokens=300 pause=0.05 {'x' * 80_000}", stream=True)).encode()
+    with socket.create_connection(("127.0.0.1", gateway.port)) as first:
+        first.sendall(HEAD + length(held) + b"\r\n" + held)
+        eventually(lambda: engine.running == 1)
+        assert talk(gateway, HEAD + length(held) + b"\r\n" + held).startswith(b"HTTP/1.1 503 ")
+        chunk = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + f"{len(held):x}\r\n".encode() + held
+        assert talk(gateway, chunk + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+        with gateway.client() as client:
+            assert client.post("/v1/chat/completions", json=chat()).status_code == 200
+    eventually(lambda: gateway.status()["in_flight_requests"] == 0)
+    assert gateway.metric("rhodeck_gateway_held_body_bytes") == 0
+    assert len(engine.served) == 2
 
 
 def test_a_client_that_does_not_read_cannot_hold_its_lease(

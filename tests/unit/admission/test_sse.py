@@ -97,6 +97,7 @@ def test_an_endless_event_passes_instead_of_filling_memory() -> None:
         b'{"usage":{"prompt_tokens":-1}}',
         b'{"usage":{"prompt_tokens":true}}',
         b'{"usage":{"prompt_tokens":"7"}}',
+        b'{"usage":{"prompt_tokens":9223372036854775807}}',  # would put its tenant in debt for ages
     ],
 )
 def test_usage_that_cannot_be_read_is_absent_not_zero(body: bytes) -> None:
