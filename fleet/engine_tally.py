@@ -52,7 +52,7 @@ def token_edges(max_model_len: int) -> tuple[float, ...]:
     return tuple(edges)
 
 
-class Tally:
+class HistogramTally:
     """A histogram being filled. An observation equal to an edge belongs to that edge's bucket."""
 
     __slots__ = ("counts", "edges", "sum")
@@ -84,27 +84,27 @@ class EngineTally:
     preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    histograms: dict[str, Tally] = field(init=False)
+    histograms: dict[str, HistogramTally] = field(init=False)
 
     def __post_init__(self) -> None:
         tokens = token_edges(self.max_model_len)
         self.histograms = {
-            "prompt_tokens": Tally(tokens),
-            "generation_tokens": Tally(tokens),
-            "iteration_tokens": Tally(ITERATION_EDGES),
-            "max_generation_tokens": Tally(tokens),
-            "params_n": Tally(PARAMS_N_EDGES),
-            "params_max_tokens": Tally(tokens),
-            "ttft_s": Tally(TTFT_EDGES),
-            "itl_s": Tally(ITL_EDGES),
-            "tpot_s": Tally(ITL_EDGES),
-            "e2e_s": Tally(LATENCY_EDGES),
-            "queue_wait_s": Tally(LATENCY_EDGES),
-            "inference_s": Tally(LATENCY_EDGES),
-            "prefill_s": Tally(LATENCY_EDGES),
-            "decode_s": Tally(LATENCY_EDGES),
-            "preemptions": Tally(PREEMPTION_EDGES),
-            "prefill_computed_tokens": Tally(tokens),
+            "prompt_tokens": HistogramTally(tokens),
+            "generation_tokens": HistogramTally(tokens),
+            "iteration_tokens": HistogramTally(ITERATION_EDGES),
+            "max_generation_tokens": HistogramTally(tokens),
+            "params_n": HistogramTally(PARAMS_N_EDGES),
+            "params_max_tokens": HistogramTally(tokens),
+            "ttft_s": HistogramTally(TTFT_EDGES),
+            "itl_s": HistogramTally(ITL_EDGES),
+            "tpot_s": HistogramTally(ITL_EDGES),
+            "e2e_s": HistogramTally(LATENCY_EDGES),
+            "queue_wait_s": HistogramTally(LATENCY_EDGES),
+            "inference_s": HistogramTally(LATENCY_EDGES),
+            "prefill_s": HistogramTally(LATENCY_EDGES),
+            "decode_s": HistogramTally(LATENCY_EDGES),
+            "preemptions": HistogramTally(PREEMPTION_EDGES),
+            "prefill_computed_tokens": HistogramTally(tokens),
         }
 
     def book_parent(self, choices: int, longest_output_tokens: int) -> None:

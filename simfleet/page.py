@@ -21,7 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from fleet.engine import Engine
 from fleet.engine_profile import EngineProfile
-from fleet.engine_tally import FINISHED_REASONS, Tally
+from fleet.engine_tally import FINISHED_REASONS, HistogramTally
 
 HIGH_RESOLUTION_EDGES = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0,
@@ -69,8 +69,10 @@ class HttpTally:
 
     requests: dict[tuple[str, str, str], int] = field(default_factory=dict[tuple[str, str, str], int])
     sizes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # count, bytes in, bytes out
-    durations: dict[tuple[str, str], Tally] = field(default_factory=dict[tuple[str, str], Tally])
-    overall: Tally = field(default_factory=lambda: Tally(HIGH_RESOLUTION_EDGES))
+    durations: dict[tuple[str, str], HistogramTally] = field(
+        default_factory=dict[tuple[str, str], HistogramTally]
+    )
+    overall: HistogramTally = field(default_factory=lambda: HistogramTally(HIGH_RESOLUTION_EDGES))
 
     def book(
         self, handler: str, method: str, status: int, duration_s: float, bytes_in: int, bytes_out: int
@@ -82,7 +84,7 @@ class HttpTally:
         size[0] += 1
         size[1] += bytes_in
         size[2] += bytes_out
-        self.durations.setdefault((handler, method), Tally(LOW_RESOLUTION_EDGES)).add(duration_s)
+        self.durations.setdefault((handler, method), HistogramTally(LOW_RESOLUTION_EDGES)).add(duration_s)
         self.overall.add(duration_s)
 
 
@@ -168,7 +170,7 @@ class MetricsPage:
 
     def _histogram_series(
         self, name: str, engine: Engine, http: HttpTally
-    ) -> list[tuple[dict[str, str], Tally]]:
+    ) -> list[tuple[dict[str, str], HistogramTally]]:
         if name == "http_request_duration_highr_seconds":
             return [({}, http.overall)]
         if name == "http_request_duration_seconds":
@@ -282,7 +284,7 @@ def _bucket_prefixes(name: str, labels: tuple[tuple[str, str], ...], edges: tupl
     return [f"{name}_bucket{{{_labels({**dict(labels), 'le': le})}}} " for le in rendered]
 
 
-def _histogram_lines(name: str, labels: dict[str, str], tally: Tally) -> list[str]:
+def _histogram_lines(name: str, labels: dict[str, str], tally: HistogramTally) -> list[str]:
     lines: list[str] = []
     running = 0
     prefixes = _bucket_prefixes(name, tuple(labels.items()), tally.edges)
