@@ -24,6 +24,16 @@ COMPLETIONS_MAX_TOKENS = 16  # what the completions endpoint means when max_toke
 IMAGE_TOKENS = 1_024  # booked for an image, whose bytes say nothing about its tokens
 MAX_CHOICES = 128
 _PREFIX_CHARACTERS = 2_048
+_FRAME_KEYS = frozenset({"role", "content"})  # of a message; all else it says is prompt too (tool calls)
+_TEXT_PARTS = ("text", "refusal", "thinking")
+_PROMPT_KEYS = (
+    "tools",
+    "functions",
+    "response_format",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+)
 _COUNTED_KEYS = (b'"model"', b'"max_tokens"', b'"max_completion_tokens"', b'"n"', b'"best_of"',
                  b'"stream"', b'"messages"', b'"prompt"', b'"input"')  # fmt: skip
 
@@ -141,16 +151,16 @@ def _chat_prompt(body: Mapping[str, Any]) -> Prompt:
         if not isinstance(message, dict):
             raise InvalidInput("every message must be an object", field="messages")
         extra_tokens += 4  # role and delimiters of a chat template
-        for text in _texts(cast("dict[str, Any]", message).get("content")):
+        said = cast("dict[str, Any]", message)
+        text_bytes += sum(_json_length(said[key]) for key in said.keys() - _FRAME_KEYS)
+        for text in _texts(said.get("content")):
             if text is None:
                 extra_tokens += IMAGE_TOKENS
                 continue
             text_bytes += _utf8_length(text)
             if len(start) < _PREFIX_CHARACTERS:
                 start += text[: _PREFIX_CHARACTERS - len(start)]
-    for key in ("tools", "functions", "response_format"):
-        if body.get(key):
-            text_bytes += len(orjson.dumps(body[key]))
+    text_bytes += sum(_json_length(body.get(key)) for key in _PROMPT_KEYS)
     return Prompt(text_bytes=text_bytes, extra_tokens=extra_tokens, start=start)
 
 
@@ -162,8 +172,9 @@ def _texts(content: object) -> list[str | None]:
         return []
     found: list[str | None] = []
     for part in cast("list[object]", content):
-        text = cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part
-        found.append(text if isinstance(text, str) else None)
+        fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {"text": part}
+        texts = [fields[key] for key in _TEXT_PARTS if isinstance(fields.get(key), str)]
+        found += texts or [None]
     return found
 
 
@@ -188,6 +199,11 @@ def _text_prompt(body: Mapping[str, Any], endpoint: str) -> Prompt:
         count=len(items),
         start=texts[0][:_PREFIX_CHARACTERS] if texts else "",
     )
+
+
+def _json_length(value: object) -> int:
+    """Return about how many bytes a template makes of a value; 0 for nothing."""
+    return len(orjson.dumps(value)) if value else 0
 
 
 def _utf8_length(text: str) -> int:

@@ -96,6 +96,25 @@ def test_an_image_counts_as_an_image_not_by_its_bytes() -> None:
     assert PromptEstimator().tokens("m", call.prompt) == 1 + 4 + IMAGE_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("message", "extra"),
+    [
+        ({"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "x" * 40_000}}]}, {}),
+        ({"reasoning_content": "x" * 40_000}, {}),
+        ({"content": [{"type": "refusal", "refusal": "x" * 40_000}]}, {}),
+        ({"content": [{"type": "thinking", "thinking": "x" * 40_000}]}, {}),
+        ({}, {"documents": [{"text": "x" * 40_000}]}),
+        ({}, {"chat_template": "x" * 40_000}),
+        ({}, {"tools": [{"type": "function", "function": {"description": "x" * 40_000}}]}),
+    ],
+)
+def test_no_part_of_a_prompt_goes_uncounted(message: dict[str, Any], extra: dict[str, Any]) -> None:
+    # 40,000 bytes at 4 bytes a token are 10,000 tokens, wherever a chat template finds them
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, **message}]
+    call = parse_call("chat", raw({"model": "m", "messages": messages, **extra}))
+    assert 10_000 <= PromptEstimator().tokens("m", call.prompt) < 10_100
+
+
 def test_the_estimate_converges_to_what_engines_count() -> None:
     estimator = PromptEstimator()
     call = parse_call("completions", raw({"model": "m", "prompt": "x" * 3_000}))
