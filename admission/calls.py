@@ -173,8 +173,9 @@ def _texts(content: object) -> list[str | None]:
     found: list[str | None] = []
     for part in cast("list[object]", content):
         fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {"text": part}
-        texts = [fields[key] for key in _TEXT_PARTS if isinstance(fields.get(key), str)]
-        found += texts or [None]
+        given = (fields.get(key) for key in _TEXT_PARTS)
+        texts = [text for text in given if isinstance(text, str)]
+        found.extend(texts or (None,))
     return found
 
 
