@@ -15,13 +15,8 @@ def test_the_usual_ports_are_the_documented_ones() -> None:
     assert fields["control_port"].default == up.CONTROL_PORT
 
 
-def test_no_two_parts_get_one_port() -> None:
-    ports = up.choose_ports(4, None)
-    assert len({ports.dashboard, ports.api, ports.control, *ports.gateways}) == 7
-
-
-def test_an_asked_for_dashboard_port_is_kept_and_secrets_travel_by_file_name() -> None:
-    ports = up.choose_ports(1, 18_501)
+def test_parts_listen_on_this_machine_and_secrets_travel_by_file_name() -> None:
+    ports = up.Ports(dashboard=18_501, api=18_700, control=18_710, gateways=(18_400,))
     folders = up.Folders(Path("/state"))
     env = up.environment("postgresql:///db", folders, ports, None)
     assert env["RHODECK_DASHBOARD_PORT"] == "18501"
