@@ -12,7 +12,7 @@ import csv
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,10 @@ COUNTERS = ("t", "itl_sum", "itl_count")
 LOG = ("t_s", "prompt_tok_s", "gen_tok_s", "running")
 SLOTS = ("max_num_seqs", "slots")
 KV = ("kv_capacity_tokens", "kv_tokens")
+BATCHED = "max_num_batched_tokens"
+ITL_SLO = "itl_slo_s"
+LIMITS = (*SLOTS, BATCHED, *KV, ITL_SLO)
+LARGEST = 1e18  # of any number in a file: a cumulative count past it would not add up
 MIN_EVENTS = 200
 
 Name = tuple[tuple[str, str], ...]  # column and value, in file order
@@ -52,8 +56,8 @@ def open_csv(path: Path) -> TextIO:
     """Open a CSV or CSV.gz file for reading. Raises InvalidInput when it cannot be."""
     try:
         if path.suffix == ".gz":
-            return gzip.open(path, "rt", newline="", encoding="utf-8")
-        return path.open(newline="", encoding="utf-8")
+            return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+        return path.open(newline="", encoding="utf-8-sig")  # spreadsheets begin a file with a mark
     except OSError as exc:
         raise InvalidInput(f"{path} cannot be read: {exc.strerror}", field="FILE") from exc
 
@@ -71,6 +75,7 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
     with open_csv(path) as handle:
         reader = csv.DictReader(_lines(handle, path), strict=True)
         try:
+            _refuse_column_twice(reader.fieldnames or (), path)
             for row in islice(reader, MAX_ROWS + 1):
                 if reader.line_num > MAX_ROWS:
                     raise InvalidInput(
@@ -91,6 +96,12 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
                 field="FILE",
                 hint="Give a .csv or .csv.gz with a header line",
             ) from exc
+
+
+def _refuse_column_twice(columns: Sequence[str], path: Path) -> None:
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        raise InvalidInput(f"{path} has the column {twice[0][:40]} twice", field="FILE")
 
 
 def read_engines(path: Path) -> list[EngineScrapes]:
@@ -125,13 +136,27 @@ class _Row:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) < LARGEST:
             raise InvalidInput(f"{self._at}: {columns[0]} is not a number: {text[:40]!r}", field=columns[0])
         return value
 
     def whole(self, *columns: str) -> int | None:
         value = self.number(*columns)
         return None if value is None else round(value)
+
+    def limit(self, *columns: str) -> int | None:
+        """A limit of an engine: a whole number from 1, where the row has one."""
+        value = self.whole(*columns)
+        if value is not None and value < 1:
+            raise InvalidInput(f"{self._at}: {columns[0]} is {value}, not 1 or more", field=columns[0])
+        return value
+
+    def objective(self, column: str) -> float | None:
+        """A latency to keep, in seconds, where the row has one."""
+        value = self.number(column)
+        if value is not None and value <= 0:
+            raise InvalidInput(f"{self._at}: {column} is {value:g}, not above 0", field=column)
+        return value
 
     def needed(self, column: str) -> float:
         value = self.number(column)
@@ -142,10 +167,10 @@ class _Row:
 
 def _limits_of(row: _Row) -> EngineLimits:
     return EngineLimits(
-        max_num_seqs=row.whole(*SLOTS),
-        max_num_batched_tokens=row.whole("max_num_batched_tokens"),
-        kv_capacity_tokens=row.whole(*KV),
-        itl_slo_s=row.number("itl_slo_s"),
+        max_num_seqs=row.limit(*SLOTS),
+        max_num_batched_tokens=row.limit(BATCHED),
+        kv_capacity_tokens=row.limit(*KV),
+        itl_slo_s=row.objective(ITL_SLO),
     )
 
 
@@ -247,5 +272,13 @@ def read_limits(path: Path) -> list[tuple[Name, EngineLimits]]:
     found: list[tuple[Name, EngineLimits]] = []
     for line, text in enumerate(read_rows(path), start=2):
         name = tuple((column, text[column]) for column in NAMING if column in text)
+        if not any(column in text for column in LIMITS):
+            raise InvalidInput(
+                f"{path} has columns {', '.join(list(text)[:12])}: none of them is a limit",
+                field="--limits",
+                hint=f"A file of limits has {', '.join(NAMING)} to name engines, and {', '.join(LIMITS)}",
+            )
         found.append((name, _limits_of(_Row(path, line, text))))
+    if not found:
+        raise InvalidInput(f"{path} has no rows", field="--limits")
     return found

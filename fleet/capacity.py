@@ -36,6 +36,9 @@ BEYOND_PESSIMISTIC = 2.0
 BEYOND_OPTIMISTIC = 0.67
 MIN_BAND = 0.01
 DRIFT = 0.15
+OBJECTIVE = "itl"  # the limit that an operator sets and a full engine does not know
+BATCH_MAX = 1e6  # sequences and seconds no engine has: one hostile page must not spoil a fit
+ITL_MAX_S = 1e6
 
 
 class Grade(StrEnum):
@@ -134,7 +137,7 @@ def batch_limits(
     if limits.max_num_batched_tokens and mix.decode_events and prompt is not None:
         found["batched_tokens"] = limits.max_num_batched_tokens / (1 + prompt / mix.decode_events)
     if limits.itl_slo_s is not None:
-        found["itl"] = batch_at_latency(curve, limits.itl_slo_s)
+        found[OBJECTIVE] = batch_at_latency(curve, limits.itl_slo_s)
     return found
 
 
@@ -152,6 +155,15 @@ class _Band:
     mid: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """What the curve says: the estimate so far, tokens/s at b*, and at the b of a full engine."""
+
+    estimate: CapacityEstimate
+    band: _Band
+    full_tokens_per_s: float
 
 
 def _curve_band(
@@ -186,7 +198,7 @@ def _grade(seen: Plateau | None, reach: float, flags: tuple[str, ...]) -> Grade:
     if seen is not None:
         return Grade.A
     grade = Grade.A if reach >= 0.8 else Grade.B if reach >= 0.3 else Grade.C
-    return Grade.C if "max_num_seqs_assumed" in flags else grade
+    return Grade.C if {"max_num_seqs_assumed", "below_batches_seen"} & set(flags) else grade
 
 
 def estimate_capacity(
@@ -208,7 +220,7 @@ def estimate_capacity(
     rates = throughput_60s(points)
     peak = float(np.quantile(rates, 0.95)) if len(rates) else None
     seen = plateau(points, slots) or remembered
-    usable = [p for p in points if p.usable]
+    usable = [p for p in points if p.usable and p.batch <= BATCH_MAX and p.itl_s <= ITL_MAX_S]
     base = CapacityEstimate(
         Method.PEAK_SEEN if peak else Method.UNKNOWN,
         Grade.D,
@@ -221,7 +233,7 @@ def estimate_capacity(
     )
     batch = np.asarray([p.batch for p in usable], np.float64)
     reached = float(np.quantile(batch, 0.98)) if len(usable) else 0.0
-    fitted: tuple[CapacityEstimate, _Band] | None = None
+    fitted: _Fitted | None = None
     if len(usable) >= MIN_WINDOWS and reached >= 1:
         latency = np.asarray([p.itl_s for p in usable], np.float64)
         fit = fit_curve(batch, latency)
@@ -239,7 +251,7 @@ def _read_curve(
     slots: float,
     limits: EngineLimits,
     mix: Mix,
-) -> tuple[CapacityEstimate, _Band]:
+) -> _Fitted:
     """Return the estimate with its curve and the token rate it allows; b was `seen` from, to."""
     lowest, reached = seen
     allowed = batch_limits(mix, limits, fit.curve, slots, KV_TARGET)
@@ -253,12 +265,18 @@ def _read_curve(
         min(batch_limits(mix, limits, fit.curve, most, KV_BAND[1]).values()),
     )
     band = _curve_band(fit, curves, reached, batches)
+    unseen: tuple[str, ...] = ()
+    if allowed[binding] < lowest:  # tau is convex from 0 on: X is at most what it was at the lowest b seen
+        unseen = ("below_batches_seen",)
+        band = _Band(band.mid, band.low, max(band.high, fit.curve.tokens_per_s(lowest)))
     knee = fit.curve.knee
     advised = None
     if knee is not None and knee < allowed[binding] and fit.curve.tokens_per_s(knee) > 1.03 * band.mid:
         advised = knee
     is_flat = fit.curve.last_slope_s == 0 and reached > 0.3 * allowed[binding] and lowest < 0.5 * reached
     flat = ("memory_bound_flat",) if is_flat else ()
+    slo = limits.itl_slo_s
+    missed = ("itl_objective_out_of_reach",) if slo is not None and fit.curve.step_time_s(1) > slo else ()
     events = mix.decode_events
     by_limit = {name: fit.curve.tokens_per_s(b) / events for name, b in allowed.items()} if events else {}
     described = replace(
@@ -270,33 +288,35 @@ def _read_curve(
         limits=tuple(allowed.items()),
         requests_per_s_by_limit=tuple(by_limit.items()),
         advised_batch=advised,
-        flags=base.flags + flat,
+        flags=base.flags + flat + missed + unseen,
     )
-    return described, band
+    full = min(b for name, b in allowed.items() if name != OBJECTIVE)
+    return _Fitted(described, band, fit.curve.tokens_per_s(full))
 
 
-def _choose(
-    base: CapacityEstimate,
-    fitted: tuple[CapacityEstimate, _Band] | None,
-    seen: Plateau | None,
-) -> CapacityEstimate:
-    """Prefer a plateau to the curve, raise drift when they disagree, and convert tokens to requests."""
-    described, band = fitted if fitted else (base, None)
+def _choose(base: CapacityEstimate, fitted: _Fitted | None, seen: Plateau | None) -> CapacityEstimate:
+    """Prefer a plateau to the curve, raise drift when they disagree, and convert tokens to requests.
+
+    A plateau is what a full engine did: it says nothing of an engine that an objective keeps from filling
+    up, so there the curve holds.
+    """
+    described, band = (fitted.estimate, fitted.band) if fitted else (base, None)
     if seen is not None:
-        drift = seen.tokens_per_s / band.mid - 1 if band else 0.0
-        half = 1.96 * seen.relative_error
-        rate = seen.tokens_per_s
-        band = _Band(rate, rate * (1 - min(1.0, half)), rate * (1 + half))
+        drift = seen.tokens_per_s / fitted.full_tokens_per_s - 1 if fitted else 0.0
         described = replace(
             described,
-            method=Method.OBSERVED_SATURATION,
             drift=drift if abs(drift) > DRIFT else None,
             flags=described.flags + (("capacity_model_drift",) if abs(drift) > DRIFT else ()),
         )
+    if seen is not None and described.binding != OBJECTIVE:
+        half = 1.96 * seen.relative_error
+        rate = seen.tokens_per_s
+        band = _Band(rate, rate * (1 - min(1.0, half)), rate * (1 + half))
+        described = replace(described, method=Method.OBSERVED_SATURATION)
     elif band is not None:
         described = replace(described, method=Method.CURVE)
         floor = base.peak_seen_tokens_per_s or 0.0
-        if floor > band.mid:
+        if floor > band.mid and described.binding != OBJECTIVE:
             band = _Band(floor, band.low, max(band.high, floor))
     if band is None:
         return described
@@ -306,7 +326,11 @@ def _choose(
     events = mix.decode_events if mix else None
     return replace(
         described,
-        grade=_grade(seen, described.reach or 0.0, described.flags),
+        grade=_grade(
+            seen if described.method is Method.OBSERVED_SATURATION else None,
+            described.reach or 0.0,
+            described.flags,
+        ),
         tokens_per_s=band.mid,
         low_tokens_per_s=band.low,
         high_tokens_per_s=band.high,

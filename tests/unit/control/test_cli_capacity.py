@@ -98,6 +98,8 @@ def test_a_restart_counts_from_zero(capsys, tmp_path):
         (HEADER.encode() + b"0,0,0,0,0\n0,10,x,1,1\n", "itl_sum is not a number"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,,1,1\n", "row 3: itl_sum is empty"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,nan,1,1\n", "itl_sum is not a number"),
+        (HEADER.encode() + b"0,0,0,0,0\n0,10,1e300,1e300,1\n", "is not a number: '1e300'"),
+        (b"t,t,itl_sum,itl_count\n0,0,0,0\n", "the column t twice"),
         (HEADER.encode() + b"0,10,0,0,0\n0,5,1,1,1\n", "t goes back"),
         (HEADER.encode() + b"0,0,0,0,0\n0,10,1,1,1\n", "no engine has enough"),
         (HEADER.encode() + b"\xff\xfe\n", "not a readable CSV"),
@@ -110,6 +112,8 @@ def test_a_restart_counts_from_zero(capsys, tmp_path):
         "text",
         "absent",
         "nan",
+        "huge",
+        "twice",
         "unsorted",
         "short",
         "binary",
@@ -135,3 +139,34 @@ def test_a_cut_archive_and_a_missing_file_are_refused(capsys, tmp_path):
     assert run(capsys, fake)[0] == 1
     code, _, err = run(capsys, tmp_path / "none.csv")
     assert (code, "cannot be read" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "no rows"),
+        ("foo\n1\n", "none of them is a limit"),
+        ("case,slots\nlinear,-5\n", "is -5, not 1 or more"),
+        ("case,kv_tokens\nlinear,0\n", "is 0, not 1 or more"),
+        ("case,itl_slo_s\nlinear,-0.1\n", "not above 0"),
+    ],
+)
+def test_a_file_of_limits_that_limits_nothing_is_refused(capsys, tmp_path, content, says):
+    limits = tmp_path / "limits.csv"
+    limits.write_text(content)
+    code, out, err = run(capsys, SCRAPES, "--limits", limits, "--draws", "0")
+    assert (code, out) == (1, "")
+    assert says in err
+
+
+@pytest.mark.parametrize("flag", ["--itl-slo-ms", "--fit-below"])
+def test_a_flag_takes_no_nan(capsys, flag):
+    code, out, err = run(capsys, SCRAPES, flag, "nan")
+    assert (code, out) == (2, "")
+    assert "not a number" in err
+
+
+def test_the_mark_a_spreadsheet_puts_in_front_is_no_column(capsys, tmp_path):
+    marked = tmp_path / "marked.csv"
+    marked.write_bytes(b"\xef\xbb\xbf" + gzip.decompress(SCRAPES.read_bytes()))
+    assert run(capsys, marked, "--draws", "0")[0] == 0

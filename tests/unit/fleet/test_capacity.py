@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -372,3 +373,32 @@ def test_output_length_is_not_biased_by_requests_still_running():
         Point(20, 10, 50, 0.02, decoded / 2, completed=100, running=100),
     ]
     assert mix_of(points).decode_events == pytest.approx(300)
+
+
+@pytest.mark.parametrize("load", ["0.25", "0.5", "0.8", "1.15"])
+def test_a_full_engine_says_nothing_of_one_that_an_objective_keeps_from_filling_up(load):
+    # tau(b) = 12 ms + (0.1 ms + 12 us * 500/300) b = 25 ms at b = 108.3: X = 108.3 / (300 * 25 ms) = 14.4
+    limits = EngineLimits(256, None, 600_000, itl_slo_s=0.025)
+    found = estimate_capacity(scrapes()["linear", load], limits, np.random.default_rng(1))
+    assert found.binding == "itl"
+    assert found.method is Method.CURVE
+    assert found.drift is None
+    assert found.low_requests_per_s <= 14.44 <= found.high_requests_per_s
+    if found.grade is Grade.A:
+        assert found.requests_per_s == pytest.approx(14.44, rel=0.03)
+
+
+def test_an_objective_below_the_shortest_step_is_said_to_be_out_of_reach():
+    limits = EngineLimits(256, None, None, itl_slo_s=0.005)  # a step alone takes 12 ms
+    found = estimate_capacity(scrapes()["linear", "0.5"], limits, np.random.default_rng(1))
+    assert "itl_objective_out_of_reach" in found.flags
+
+
+def test_one_impossible_window_does_not_spoil_the_fit():
+    # a page may say anything, 1e300 s between tokens too; least squares of that do not converge
+    points = scrapes()["linear", "0.5"]
+    lie = replace(points[0], batch=1e299, itl_s=1e297, decode_events=1e300)
+    limits = EngineLimits(256, None, 600_000)
+    honest = estimate_capacity(points[1:], limits, np.random.default_rng(1))
+    found = estimate_capacity([lie, *points[1:]], limits, np.random.default_rng(1))
+    assert found.curve == honest.curve
