@@ -18,7 +18,9 @@ from control import up as plan
 from control.database import upgrade
 from control.embedded import EmbeddedPostgres
 from control.launch import Asked
+from control.ports import PortClaims
 from control.settings import load_settings
+from fleet.engine_profile import PROFILES, profile_named
 from fleet.errors import Conflict
 
 DEMO_MARK = "demo"
@@ -45,7 +47,9 @@ def up(state_dir: Path | None, gateways: int, dashboard_port: int | None) -> Non
 @click.command()
 @_options
 @click.option("--nodes", type=click.IntRange(1, 64), default=12, show_default=True, help="Simulated nodes.")
-@click.option("--profile", default="h100-70b-fp8", show_default=True, help="What a node is.")
+@click.option(
+    "--profile", default="h100-70b-fp8", show_default=True, help=f"One of: {', '.join(PROFILES)}."
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of traffic and answers.")
 @click.option(
     "--rate",
@@ -64,7 +68,8 @@ def demo(
     rate: float,
 ) -> None:
     """Run everything with a simulated fleet and replayed public traffic, until Ctrl-C."""
-    _run(state_dir, Asked(gateways, dashboard_port, launch.Simulation(nodes, profile, seed, rate)))
+    simulation = launch.Simulation(nodes, profile_named(profile), seed, rate)
+    _run(state_dir, Asked(gateways, dashboard_port, simulation))
 
 
 def _run(state_dir: Path | None, asked: Asked) -> None:
@@ -75,6 +80,8 @@ def _run(state_dir: Path | None, asked: Asked) -> None:
             hint="Unset it, or start the parts one by one (docs/operations.md)",
             field="DATABASE_URL",
         )
+    with PortClaims() as claims:  # better now than after the database was made
+        plan.choose_ports(claims, asked.gateways, asked.dashboard_port)
     folders = plan.Folders((state_dir or settings.state_dir).absolute())
     mark = folders.state / DEMO_MARK
     if (folders.state / "data").exists() and mark.exists() != asked.is_demo:

@@ -24,11 +24,10 @@ from control.gateway_registry import add_gateway, gateways, remove_gateway
 from control.roles import Actor, Role
 from control.secret_files import read_json, write_secret
 from control.tables import NodeRow, PoolRow, TenantKeyRow
+from fleet.engine_profile import EngineProfile
 from fleet.months import Month
 from fleet.policy import default_policy
 
-POOL = "h100-a"
-MODEL = "llama-3.3-70b-fp8"
 SPOT_NODES = 2  # the last ones
 ACTOR = Actor("demo", Role.ADMIN, "cli")
 PRICE_SOURCE = "default of 2026-11: bottom of the published band, not a quote"
@@ -75,34 +74,33 @@ def policy_document() -> dict[str, Any]:
     return document
 
 
-def seed_fleet(session: Session, nodes: Mapping[str, str], now: datetime) -> None:
-    """Register the pool and `nodes` (name -> URL); nodes that moved since the last time are moved."""
-    if session.get(PoolRow, POOL) is None:
+def seed_fleet(session: Session, nodes: Mapping[str, str], profile: EngineProfile, now: datetime) -> None:
+    """Register the profile's pool and `nodes` (name -> URL); nodes that moved since then are moved."""
+    pool = f"{profile.name}-a"
+    if session.get(PoolRow, pool) is None:
         commands_fleet.add_pool(
             session,
             ACTOR,
-            name=POOL,
-            models=[MODEL],
+            name=pool,
+            models=[profile.model],
             now=now,
-            max_num_seqs=64,
-            max_num_batched_tokens=8192,
-            scheduling_policy="priority",
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            scheduling_policy=profile.scheduling_policy,
             chunked_prefill=True,
         )
-    known = {row.name: row for row in session.scalars(select(NodeRow))}
-    for gone in known.keys() - nodes.keys():
-        if known[gone].state != "removed":
-            commands_fleet.remove_node(session, ACTOR, name=gone, now=now, note="not in this demonstration")
+    known = {row.name: row for row in session.scalars(select(NodeRow).where(NodeRow.state != "removed"))}
+    stay = {
+        n for n, url in nodes.items() if n in known and (known[n].base_url, known[n].pool) == (url, pool)
+    }
+    for name in known.keys() - stay:  # all before the first is added: two may have changed places
+        note = "moved to another port or pool" if name in nodes else "not in this demonstration"
+        commands_fleet.remove_node(session, ACTOR, name=name, now=now, note=note)
     spot = set(list(nodes)[-SPOT_NODES:]) if len(nodes) > 2 * SPOT_NODES else set[str]()
-    for name, url in nodes.items():
-        row = known.get(name)
-        if row is not None and row.base_url == url and row.state != "removed":
-            continue
-        if row is not None and row.state != "removed":
-            commands_fleet.remove_node(session, ACTOR, name=name, now=now, note="moved to another port")
+    for name in (name for name in nodes if name not in stay):
         price_class = "spot" if name in spot else "on_demand"
         commands_fleet.add_node(
-            session, ACTOR, name=name, url=url, pool=POOL, now=now, price_class=price_class
+            session, ACTOR, name=name, url=nodes[name], pool=pool, now=now, price_class=price_class
         )
 
 

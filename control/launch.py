@@ -20,10 +20,12 @@ from control import up as plan
 from control.commands_policy import ensure_first_revision
 from control.database import make_engine, session_scope
 from control.embedded import EmbeddedPostgres
+from control.ports import PortClaims
 from control.roles import Actor, Role
 from control.secret_files import secret_of, write_secret
 from control.supervise import Supervisor
 from fleet.clock import Clock, SystemClock
+from fleet.engine_profile import EngineProfile
 from fleet.months import month_at
 
 _LOOK_AFTER_S = 1.0
@@ -34,7 +36,7 @@ class Simulation:
     """A fleet that does not exist and the traffic it gets."""
 
     nodes: int
-    profile: str
+    profile: EngineProfile
     seed: int
     rate: float  # requests/s, mean over the trace
 
@@ -97,38 +99,43 @@ class Machine:
                 self.server.start()  # in the main thread, whose life the kernel ties it to
 
     async def _start(self, boss: Supervisor) -> None:
-        ports = plan.choose_ports(self.asked.gateways, self.asked.dashboard_port)
+        with PortClaims() as claims:
+            await self._start_parts(boss, claims)
+
+    async def _start_parts(self, boss: Supervisor, claims: PortClaims) -> None:
+        ports = plan.choose_ports(claims, self.asked.gateways, self.asked.dashboard_port)
         secret_of(self.folders.admin_token)
         simulation, passwords = self.asked.simulation, dict[str, str]()
         if simulation is not None:
             self.folders.node_addresses.unlink(missing_ok=True)
-            part = plan.fleet_part(self.folders, simulation.nodes, simulation.profile, simulation.seed)
-            await boss.start(part)
+            name = simulation.profile.name
+            await boss.start(plan.fleet_part(claims, self.folders, simulation.nodes, name, simulation.seed))
         await asyncio.to_thread(self._seed, ports, passwords)
         env = plan.environment(self.server.dsn, self.folders, ports, "local" if simulation else None)
         for part in (*plan.gateway_parts(self.folders, ports), *plan.control_parts(env, ports)):
             await boss.start(part)
         if simulation is not None:
-            await boss.start(plan.traffic_part(self.folders, ports, simulation.rate, simulation.seed))
+            model, rate = simulation.profile.model, simulation.rate
+            await boss.start(plan.traffic_part(self.folders, ports, model, rate, simulation.seed))
         self._summarise(ports, passwords)
 
     def _seed(self, ports: plan.Ports, passwords: dict[str, str]) -> None:
-        now = self.clock.now()
+        now, simulation = self.clock.now(), self.asked.simulation
         engine = make_engine(self.server.dsn, pool_size=1)
         try:
             with session_scope(engine) as session:
                 demo.seed_gateways(session, ports.gateway_urls(), now)
-                if self.asked.is_demo:
-                    passwords.update(self._seed_demo(session))
+                if simulation is not None:
+                    passwords.update(self._seed_demo(session, simulation.profile))
                 else:
                     ensure_first_revision(session, author=Actor("up", Role.ADMIN, "cli"), now=now)
         finally:
             engine.dispose()
 
-    def _seed_demo(self, session: Session) -> dict[str, str]:
+    def _seed_demo(self, session: Session, profile: EngineProfile) -> dict[str, str]:
         now = self.clock.now()
         listed = json.loads(self.folders.node_addresses.read_text())
-        demo.seed_fleet(session, {str(row["name"]): str(row["base_url"]) for row in listed}, now)
+        demo.seed_fleet(session, {str(row["name"]): str(row["base_url"]) for row in listed}, profile, now)
         demo.seed_policy(session, now)
         demo.seed_prices(session, month_at(now, self.zone), now)
         demo.seed_tenant_keys(session, self.folders.traffic_keys, now)

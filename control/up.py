@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.supervise import Part, free_port
+from control.ports import PortClaims
+from control.supervise import Part
+from fleet.errors import Conflict
 
 HOST = "127.0.0.1"
 DASHBOARD_PORT = 8501
@@ -78,22 +80,20 @@ class Folders:
         return self.state / "gateways" / name
 
 
-def choose_ports(gateways: int, dashboard: int | None) -> Ports:
-    """Return free ports, the usual ones where possible. An asked-for dashboard port is not replaced."""
-    taken: set[int] = set()
+def choose_ports(claims: PortClaims, gateways: int, dashboard: int | None) -> Ports:
+    """Return free ports, the usual ones where possible.
 
-    def take(preferred: int) -> int:
-        port = free_port(preferred)
-        while port in taken:
-            port = free_port(0)
-        taken.add(port)
-        return port
-
+    An asked-for dashboard port is not replaced: raises Conflict where it is taken.
+    """
+    chosen = claims.take(dashboard or DASHBOARD_PORT)
+    if dashboard is not None and chosen != dashboard:
+        hint = "Give another --dashboard-port, or none"
+        raise Conflict(f"port {dashboard} of {HOST} is taken", hint=hint, field="--dashboard-port")
     return Ports(
-        dashboard=take(DASHBOARD_PORT) if dashboard is None else dashboard,
-        api=take(API_PORT),
-        control=take(CONTROL_PORT),
-        gateways=tuple(take(GATEWAY_PORT + n) for n in range(gateways)),
+        dashboard=chosen,
+        api=claims.take(API_PORT),
+        control=claims.take(CONTROL_PORT),
+        gateways=tuple(claims.take(GATEWAY_PORT + n) for n in range(gateways)),
     )
 
 
@@ -145,10 +145,9 @@ def control_parts(env: Mapping[str, str], ports: Ports) -> list[Part]:
     ]
 
 
-def fleet_part(folders: Folders, nodes: int, profile: str, seed: int) -> Part:
+def fleet_part(claims: PortClaims, folders: Folders, nodes: int, profile: str, seed: int) -> Part:
     """Return the simulated nodes; they write their addresses when they listen."""
-    ports = [NODE_PORT + n for n in range(nodes)]
-    base = NODE_PORT if all(free_port(port) == port for port in ports) else 0
+    base = claims.take_row(NODE_PORT, nodes)
     arguments = ("--nodes", nodes, "--profile", profile, "--seed", seed, "--base-port", base)
     return Part(
         "simfleet",
@@ -157,8 +156,8 @@ def fleet_part(folders: Folders, nodes: int, profile: str, seed: int) -> Part:
     )
 
 
-def traffic_part(folders: Folders, ports: Ports, rate: float, seed: int) -> Part:
+def traffic_part(folders: Folders, ports: Ports, model: str, rate: float, seed: int) -> Part:
     """Return the clients that replay public traffic against the gateways."""
     targets = [word for url in ports.gateway_urls().values() for word in ("--gateway", url)]
-    arguments = ("--keys-file", folders.traffic_keys, "--rate", rate, "--seed", seed)
+    arguments = ("--keys-file", folders.traffic_keys, "--model", model, "--rate", rate, "--seed", seed)
     return Part("traffic", ("-m", "simfleet", "traffic", *targets, *map(str, arguments)))
