@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from control.database import session_scope
 from control.deps import Deps
 from control.fleet_facts import FleetFacts, load_fleet
 from control.freshness import Freshness
-from control.lease import LeaseLost
+from control.lease import LeaseLost, require
 from control.own_metrics import ControlMetrics
 from control.partitions import drop_old, make_partitions, misplaced_rows, trim_old
 from control.round_writer import Recorded, RoundWriter
@@ -168,17 +169,20 @@ class Observer:
 
     async def keep_partitions(self) -> str:
         """Make the days ahead, drop what is too old, and look for rows without a day."""
-        return await asyncio.to_thread(self._keep_partitions)
+        epoch = self._deps.leadership.current(self._deps.clock)
+        return "" if epoch is None else await asyncio.to_thread(self._keep_partitions, epoch)
 
-    def _keep_partitions(self) -> str:
+    def _keep_partitions(self, epoch: int) -> str:
         engine, now = self._deps.engine, self._deps.clock.now()
+        fence = partial(require, epoch=epoch, role=self._deps.leadership.role)
         with session_scope(engine) as session:
+            fence(session)
             made = make_partitions(session, now)
             misplaced = misplaced_rows(session)
         for table, rows in misplaced.items():
             self._metrics.misplaced_rows.labels(table=table).set(rows)
-        dropped = drop_old(engine, now, keep_days=self._retention_days)
-        trimmed = trim_old(engine, now, keep_days=self._retention_days)
+        dropped = drop_old(engine, now, keep_days=self._retention_days, fence=fence)
+        trimmed = trim_old(engine, now, keep_days=self._retention_days, fence=fence)
         return f"{len(made)} partitions made, {len(dropped)} dropped, {trimmed} old rows deleted"
 
 

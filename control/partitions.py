@@ -8,6 +8,7 @@ of millions of rows that leaves the table as large as before.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
 from sqlalchemy import Engine, text
@@ -83,15 +84,23 @@ def day_of(partition: str) -> date | None:
     return None if match is None else date(int(match[1]), int(match[2]), int(match[3]))
 
 
-def drop_old(engine: Engine, now: datetime, *, keep_days: int) -> list[str]:
+def _anybody(_session: Session) -> None:
+    """Let anybody delete: for a caller that needs no lease."""
+
+
+def drop_old(
+    engine: Engine, now: datetime, *, keep_days: int, fence: Callable[[Session], None] = _anybody
+) -> list[str]:
     """Drop partitions whose whole day is more than `keep_days` old; return their names.
 
+    "Now" is the earlier of `now` and the database's clock: one clock that is ahead deletes nothing.
+    `fence` is called first in each writing transaction and raises if the caller does not lead any more.
     Each drop is a transaction of its own that waits at most the role's lock timeout, so a long reader
     delays it to the next run instead of blocking everybody. (`DETACH CONCURRENTLY` does not exist beside
     a default partition: PostgreSQL documentation, ALTER TABLE.)
     """
-    oldest = (now.astimezone(UTC) - timedelta(days=keep_days)).date()
     with session_scope(engine) as session:
+        oldest = (_earlier(session, now) - timedelta(days=keep_days)).date()
         names = [name for table in PARTITIONED for name in _partitions(session, table)]
     dropped: list[str] = []
     for name in names:
@@ -99,15 +108,27 @@ def drop_old(engine: Engine, now: datetime, *, keep_days: int) -> list[str]:
         if day is None or day >= oldest:
             continue
         with session_scope(engine) as session:
+            fence(session)
             session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PARTITION_LOCK})
             session.execute(text(f"DROP TABLE IF EXISTS {name}"))
         dropped.append(name)
     return dropped
 
 
-def trim_old(engine: Engine, now: datetime, *, keep_days: int) -> int:
-    """Delete rows of the plain tables older than `keep_days`, in small transactions; return how many."""
-    before = now - timedelta(days=keep_days)
+def _earlier(session: Session, now: datetime) -> datetime:
+    by_database: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return min(now, by_database).astimezone(UTC)
+
+
+def trim_old(
+    engine: Engine, now: datetime, *, keep_days: int, fence: Callable[[Session], None] = _anybody
+) -> int:
+    """Delete rows of the plain tables older than `keep_days`, in small transactions; return how many.
+
+    "Now" and `fence` as for `drop_old`.
+    """
+    with session_scope(engine) as session:
+        before = _earlier(session, now) - timedelta(days=keep_days)
     deleted = 0
     for table in TRIMMED:
         statement = (
@@ -117,6 +138,7 @@ def trim_old(engine: Engine, now: datetime, *, keep_days: int) -> int:
         count = TRIM_BATCH
         while count == TRIM_BATCH:
             with session_scope(engine) as session:
+                fence(session)
                 rows = session.execute(
                     text(f"WITH gone AS ({statement} RETURNING 1) SELECT count(*) FROM gone"),  # noqa: S608 # constants
                     {"before": before},

@@ -21,6 +21,7 @@ from control.own_metrics import ControlMetrics
 from fleet.clock import Clock
 from fleet.dialects import read_page
 from fleet.errors import NotMeasured
+from fleet.lifesigns import counts
 from fleet.readings import EngineReading, EngineWindow, PageReading, PageState, Reason
 from fleet.windows import window
 
@@ -301,18 +302,8 @@ def _unique_names(engines: Sequence[EngineReading]) -> list[str]:
 
 
 def _signature(engine: EngineReading) -> tuple[object, ...]:
-    """Return everything on a page that moves while an engine works."""
-    counts = tuple((name, histogram.count) for name, histogram in sorted(engine.histograms.items()))
-    return (
-        engine.running,
-        engine.waiting,
-        engine.kv_used_ratio,
-        tuple(sorted(engine.finished.items())),
-        engine.prompt_tokens,
-        engine.generation_tokens,
-        engine.preemptions,
-        counts,
-    )
+    """Return everything on a page that moves while an engine works, gauges included."""
+    return engine.running, engine.waiting, engine.kv_used_ratio, counts(engine)
 
 
 def _first_sights(page: PageReading, flags: tuple[str, ...]) -> tuple[EngineWindow, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import func, select, text
@@ -290,6 +291,25 @@ def test_days_are_made_ahead_and_rows_that_came_before_their_day_move_into_it(
         assert misplaced_rows(session) == {"sample": 0, "gateway_sample": 0}
     where = session.scalar(text("SELECT tableoid::regclass::text FROM sample"))
     assert where == "sample_20260302"
+
+
+def test_a_controller_whose_clock_is_decades_ahead_deletes_nothing(writer: Writer, session: Session):
+    writer.write(a_round(0, sampled("a", window(completed=7))))
+    ahead = datetime(2100, 1, 1, tzinfo=UTC)  # by it, everything is older than ten years
+    assert drop_old(writer.engine, ahead, keep_days=3650) == []
+    assert trim_old(writer.engine, ahead, keep_days=3650) == 0
+    assert session.scalar(select(func.count()).select_from(SampleRow)) == 1
+
+
+def test_who_does_not_lead_any_more_deletes_nothing(writer: Writer, session: Session):
+    writer.write(a_round(0, sampled("a", window(completed=7))))
+    fence = partial(lease.require, epoch=99)  # the writer leads with another epoch
+    later = T0 + timedelta(days=5)
+    with pytest.raises(LeaseLost):
+        drop_old(writer.engine, later, keep_days=3, fence=fence)
+    with pytest.raises(LeaseLost):
+        trim_old(writer.engine, later, keep_days=3, fence=fence)
+    assert session.scalar(select(func.count()).select_from(SampleRow)) == 1
 
 
 def test_retention_drops_whole_days_and_keeps_the_last_ones(writer: Writer, session: Session):
