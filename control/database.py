@@ -101,6 +101,12 @@ def parse_dsn(dsn: str) -> URL:
             hint="Write postgresql://user:password@host:5432/database",
             field="DATABASE_URL",
         )
+    if "@" in (url.host or ""):  # what stands before it is the rest of the password: never print it
+        raise InvalidInput(
+            "DATABASE_URL has more than one @",
+            hint="Write an @ in the user name or password as %40",
+            field="DATABASE_URL",
+        )
     return url.set(drivername="postgresql+psycopg")
 
 
