@@ -284,6 +284,7 @@ def _combine(
     else:
         summed, left_out = fresh, [p for p in fresh if p.mu.value is None]
     known = [p for p in summed if p.mu.value is not None]
+    stretch = _fresh_engines(fresh) / _fresh_engines(known) if offered and known else 1.0
     unmeasured = dict.fromkeys(n for p in fresh for n in p.unmeasured)
     unmeasured.update(dict.fromkeys(p.name for p in left_out if p.scope is Scope.ENGINE))
     arrivals, completions = _total(p.arrivals for p in summed), _total(p.completions for p in summed)
@@ -291,8 +292,8 @@ def _combine(
         name,
         scope,
         now_s,
-        mu=_summed([p.mu for p in known], len(fresh) if offered else 0),
-        mu_tokens=_summed([p.mu_tokens for p in known], len(fresh) if offered else 0),
+        mu=_summed([p.mu for p in known], stretch),
+        mu_tokens=_summed([p.mu_tokens for p in known], stretch),
         mu_by_limit=_shared_limits(known) if len(known) == len(summed) else (),
         arrival_rate=_total(p.arrival_rate for p in summed),
         arrival_rate_slow=_total(p.arrival_rate_slow for p in summed),
@@ -318,11 +319,15 @@ def _combine(
     return _with_worst(health, fresh)
 
 
-def _summed(intervals: Sequence[Interval], scale_to: int) -> Interval:
-    """Return the sum; stretched from the engines known to `scale_to` engines, its low end excepted."""
+def _fresh_engines(parts: Sequence[Health]) -> int:
+    """Return how many engines stand behind fresh `parts`, which are engines or pools of them."""
+    return sum(max(1, part.parts - len(part.stale)) for part in parts)
+
+
+def _summed(intervals: Sequence[Interval], factor: float) -> Interval:
+    """Return the sum, stretched by `factor` from the engines known to all, its low end excepted."""
     if not intervals:
         return Interval()
-    factor = max(1.0, scale_to / len(intervals))
     value = _total(i.value for i in intervals)
     low, high = _total(i.low for i in intervals), _total(i.high for i in intervals)
     grown = Interval(value, low, high).scaled(factor)

@@ -212,6 +212,18 @@ def test_an_engine_of_unknown_capacity_is_named_and_never_counted_as_zero_load()
     assert pool.unmeasured == ("b",)
 
 
+def test_a_pool_of_unknown_capacity_weighs_as_many_engines_as_it_has():
+    known = [assess_engine(name, minutes(), MU10, 300) for name in "abc"]
+    pools = [
+        assess_pool("p", known, 300),
+        assess_pool("q", [assess_engine("d", minutes(), UNKNOWN, 300)], 300),
+    ]
+    fleet = assess_fleet(pools, 300, offered=Offered(1440, 60, 7200, 300))
+    # 24/s on four engines of 10/s, one of them guessed; two pools are not two equal halves (24 / 60)
+    assert fleet.rho.value == pytest.approx(24 / 40)
+    assert fleet.rho.high == pytest.approx(24 / 24)  # the low end counts the three known ones alone
+
+
 def test_the_explanation_carries_the_numbers():
     text = "\n".join(assess_engine("a", minutes(waiting=12), MU10, 300).explanation)
     assert "rho = lambda / mu = 6 / 10 = 0.60 [0.48, 0.75], grade A" in text
