@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     drain_s: Annotated[float, Field(ge=0, le=3_600, allow_inf_nan=False)] = 30.0
     """Time that running requests get after SIGTERM."""
     poll_interval_s: _Seconds = 0.5
-    """Time between two looks at a node's metrics."""
+    """Time between two looks at a node's metrics; longer above 250 nodes."""
     poll_timeout_s: _Seconds = 1.0
     """Deadline of one look. Together with the interval at most 2 s."""
     connect_timeout_s: _Seconds = 2.0

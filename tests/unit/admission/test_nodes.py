@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from admission.nodes import node_state, without_buckets
+from admission.nodes import node_state, poll_interval_s, without_buckets
+from fleet.budget import STALE_AFTER_S
 from fleet.dialects import read_page
 from fleet.readings import EngineReading
 
@@ -37,6 +38,15 @@ def test_what_one_engine_does_not_say_is_unknown_for_the_node(part: str) -> None
 def test_a_node_without_engines_says_nothing() -> None:
     state = node_state("n", [], 0.0)
     assert (state.running, state.waiting, state.kv_used_ratio) == (None, None, None)
+
+
+@pytest.mark.parametrize("nodes", [1, 12, 250, 251, 600, 1_000])
+def test_polls_of_many_nodes_leave_half_of_the_process_to_requests(nodes: int) -> None:
+    interval_s = poll_interval_s(nodes, 0.5)
+    assert nodes * 0.001 / interval_s <= 0.5  # a poll takes a millisecond
+    assert 0.5 <= interval_s
+    assert 2 * interval_s + 1.0 <= STALE_AFTER_S  # one poll may be lost, and one take its whole deadline
+    assert nodes > 250 or interval_s == 0.5  # what was asked for, as long as that is possible
 
 
 PAGES = sorted((Path(__file__).parents[2] / "data" / "metrics").glob("*.prom.txt"))
