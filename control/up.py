@@ -105,6 +105,7 @@ def environment(dsn: str, folders: Folders, ports: Ports, sign_in: str | None) -
         "RHODECK_ADMIN_TOKEN_FILE": str(folders.admin_token),
         "RHODECK_API_HOST": HOST,
         "RHODECK_API_PORT": str(ports.api),
+        "RHODECK_CONTROL_HOST": HOST,
         "RHODECK_CONTROL_PORT": str(ports.control),
         "RHODECK_DASHBOARD_HOST": HOST,
         "RHODECK_DASHBOARD_PORT": str(ports.dashboard),

@@ -20,6 +20,7 @@ def test_parts_listen_on_this_machine_and_secrets_travel_by_file_name() -> None:
     folders = up.Folders(Path("/state"))
     env = up.environment("postgresql:///db", folders, ports, None)
     assert env["RHODECK_DASHBOARD_PORT"] == "18501"
+    assert {env[f"RHODECK_{part}_HOST"] for part in ("API", "CONTROL", "DASHBOARD")} == {up.HOST}
     assert env["RHODECK_ADMIN_TOKEN_FILE"] == "/state/secrets/admin_token"
     assert "RHODECK_ADMIN_TOKEN" not in env
     (gateway,) = up.gateway_parts(folders, ports)
