@@ -44,7 +44,7 @@ def freshness(pulse: Reading[Pulse], now: datetime, *, paused: bool, stale_after
     found = pulse.value
     _badge(
         key="freshness",
-        width="content",
+        width=310,
         data={
             "server_ms": now.timestamp() * 1000,
             "round_ms": found.at.timestamp() * 1000 if found and found.at else None,
@@ -87,9 +87,11 @@ def notices(items: Sequence[Notice]) -> None:
     """Draw what needs attention, worst first, each with reason, since when, and where to go."""
     for item in items:
         colour, icon = words.LOOKS[item.tone]
-        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
             st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
-            st.markdown(f"{words.plain(item.text)}  \n:small[{words.plain(item.since)}]", width="stretch")
+            st.markdown(
+                f"{words.with_code(item.text)}  \n:small[{words.plain(item.since)}]", width="stretch"
+            )
             if item.page:
                 st.page_link(item.page, label=item.link, query_params=item.query or None)
 

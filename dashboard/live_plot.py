@@ -94,10 +94,11 @@ export default function (component) {
       const late = age >= data.stale_after_s;
       const lost = !data.paused && silence >= data.silence_after_s;
       text = "last scrape " + words(age) + " ago";
-      if (late || lost) { name = "rk-stale"; text = "STALE: " + text; }
-      if (lost) text += ", page not updated for " + words(silence);
-      else if (data.away) { name = "rk-stale"; text = "STALE: database away, " + text; }
-      else if (data.paused && !late) { name = "rk-paused"; text = "paused, " + text; }
+      if (late || lost || data.away) {
+        name = "rk-stale";
+        if (lost) text = "STALE: no update for " + words(silence);
+        else text = "STALE: " + (data.away ? "database away, scrape " + words(age) + " ago" : text);
+      } else if (data.paused) { name = "rk-paused"; text = "paused, " + text; }
     }
     badge.className = "rk-badge " + name;
     if (badge.textContent !== text) badge.textContent = text;

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from control.freshness import Freshness
+from control.freshness import Freshness, stale_after_s
 from control.queries_fleet import AlertView, HealthPoint, HealthView
 from control.queries_gateway_traffic import TenantTraffic
 from control.queries_nodes import NodeRowView
@@ -156,6 +156,9 @@ def _kv(nodes: Sequence[NodeRowView]) -> Card:
 def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
     """Return what wants attention, worst first: alerts, silent and stale nodes, gateways not converged."""
     found = [_alert(a, at, zone) for a in now.alerts]
+    stopped = _controller_stopped(now, at, zone)
+    if stopped is not None:  # then nodes and gateways are not to blame for being out of date
+        return [stopped, *sorted(found, key=_severity)]
     covered = {a.subject for a in now.alerts if a.rule == "node_silent"}
     found += [
         _lost_node(n, at, zone)
@@ -163,8 +166,31 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
         if n.state == "active" and n.freshness is not Freshness.FRESH and n.name not in covered
     ]
     found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
-    order: dict[Tone, int] = {"act": 0, "watch": 1, "unknown": 2, "plain": 3, "good": 4}
-    return sorted(found, key=lambda notice: order[notice.tone])
+    return sorted(found, key=_severity)
+
+
+def _severity(notice: Notice) -> int:
+    order: tuple[Tone, ...] = ("act", "watch", "unknown", "plain", "good")
+    return order.index(notice.tone)
+
+
+def _controller_stopped(now: FleetNow, at: datetime, zone: Zone) -> Notice | None:
+    """Return that nobody scrapes, if the newest round is too old; None before the first round."""
+    if not now.rounds:
+        return None
+    newest = now.rounds[0]
+    silent_s = (at - newest.at).total_seconds()
+    if silent_s < stale_after_s(newest.period_s):
+        return None
+    behind = [n for n in now.nodes if n.freshness is not Freshness.FRESH]
+    asked = [g for g in now.gateways if g.condition == "unknown"]
+    return Notice(
+        "act",
+        "stopped",
+        f"No scrape round for {age(silent_s)}: is `rhodeck control` running? "
+        f"{words.plural(len(behind), 'node')} and {words.plural(len(asked), 'gateway')} are out of date.",
+        f"newest round {zone.since(newest.at, at)}",
+    )
 
 
 def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
@@ -186,12 +212,16 @@ def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
 
 
 def _lost_node(n: NodeRowView, at: datetime, zone: Zone) -> Notice:
-    why = f": {n.last_failure_reason}" if n.last_failure_reason else ""
     detail = f", {n.last_failure_detail}" if n.last_failure_detail else ""
+    why = (
+        f"does not answer: {n.last_failure_reason}{detail}"
+        if n.last_failure_reason
+        else "has no fresh sample"
+    )
     return Notice(
         "act" if n.freshness is Freshness.SILENT else "watch",
         n.freshness.value,
-        f"Node {n.name} does not answer{why}{detail}",
+        f"Node {n.name} {why}",
         "never seen" if n.seen_at is None else f"last sample {zone.since(n.seen_at, at)}",
         NODE_PAGE,
         n.name,
