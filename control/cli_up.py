@@ -17,6 +17,8 @@ from control import launch
 from control import up as plan
 from control.database import upgrade
 from control.embedded import EmbeddedPostgres
+from control.embedded_folder import make_folder, owner_of
+from control.embedded_process import choose_account
 from control.launch import Asked
 from control.ports import PortClaims
 from control.settings import load_settings
@@ -83,14 +85,17 @@ def _run(state_dir: Path | None, asked: Asked) -> None:
     with PortClaims() as claims:  # better now than after the database was made
         plan.choose_ports(claims, asked.gateways, asked.dashboard_port)
     folders = plan.Folders((state_dir or settings.state_dir).absolute())
-    mark = folders.state / DEMO_MARK
-    if (folders.state / "data").exists() and mark.exists() != asked.is_demo:
+    mark, data = folders.state / DEMO_MARK, folders.state / "data"
+    if data.exists() and mark.exists() != asked.is_demo:
         held = "a demonstration" if mark.exists() else "a real fleet's data"
         hint = "Give another folder with --state-dir"
         raise Conflict(f"{folders.state} holds {held}", hint=hint, field="--state-dir")
+    if asked.is_demo:  # before the database is made: a start may be interrupted
+        make_folder(folders.state, choose_account(settings.pg_user, owner_of(data)))
+        mark.touch()
     with EmbeddedPostgres(folders.state, progress=_say, pg_user=settings.pg_user) as server:
-        if asked.is_demo:
-            mark.touch()
+        if not asked.is_demo:
+            mark.unlink(missing_ok=True)  # of a demonstration that never got its database
         _say(f"schema at revision {upgrade(server.dsn)}")
         machine = launch.Machine(server, folders, asked, ZoneInfo(settings.finance_timezone), _say)
         asyncio.run(machine.run())

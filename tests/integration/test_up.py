@@ -81,12 +81,15 @@ class Machine:
         self.family: list[psutil.Process] = []
 
     def wait_until_up(self) -> None:
-        eventually(self._is_up, within_s=START_S)
+        self.wait_until_it_says("Ctrl-C stops everything")
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
-    def _is_up(self) -> bool:
-        assert self.process.poll() is None, self.said()
-        return "Ctrl-C stops everything" in self.said()
+    def wait_until_it_says(self, words: str) -> None:
+        def is_said() -> bool:
+            assert words in self.said() or self.process.poll() is None, self.said()
+            return words in self.said()
+
+        eventually(is_said, within_s=START_S)
 
     def said(self) -> str:
         return self.output.read_text()
@@ -285,6 +288,25 @@ def test_a_real_fleet_starts_empty_and_ends_with_ctrl_c(state: Path, start: Star
     assert refused.returncode == 1
     assert "holds a real fleet's data" in refused.stderr
     assert machine.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("moment", ["starting Postgres", "schema at revision", "control      started"])
+def test_an_interrupted_start_leaves_nothing(state: Path, moment: str) -> None:
+    machine = Machine(state, *DEMO)
+    try:
+        machine.wait_until_it_says(moment)
+        machine.end(signal.SIGTERM)
+        assert "Traceback" not in machine.said()
+        assert "holds a demonstration" in rhodeck(state, "up").stderr  # whatever it came to
+    finally:
+        machine.kill_all()
+
+
+def test_a_demonstration_without_a_database_makes_way(state: Path, start: Start) -> None:
+    state.mkdir(mode=0o711)
+    (state / "demo").touch()
+    assert start("up", "--gateways", "1").end(signal.SIGTERM) == 0
+    assert not (state / "demo").exists()
 
 
 def test_two_supervisors_never_choose_the_same_port() -> None:
