@@ -6,6 +6,7 @@ Prevents: a half-started fleet. Every flag is checked and every port bound befor
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -181,8 +182,10 @@ def fault(
             click.echo(answer.read().decode())
     except urllib.error.HTTPError as exc:
         fail(InvalidInput(f"the node answered {exc.code}: {exc.read(2000).decode(errors='replace')}"))
-    except OSError as exc:
+    except (OSError, http.client.HTTPException) as exc:
         fail(Unavailable(f"no node answers at {url}: {exc}", hint="Use the URL of a node that is alive"))
+    except ValueError as exc:  # what urllib makes of an address that is none
+        fail(InvalidInput(f"{url!r} is not a node's URL: {exc}", hint="Give http://HOST:PORT"))
     except FleetError as exc:
         fail(exc)
 
@@ -200,8 +203,13 @@ def write_beside(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises InvalidInput when the place cannot be written."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as beside:
-            beside.write(text)
-        os.replace(beside.name, path)
+            try:
+                beside.write(text)
+                beside.flush()
+                os.replace(beside.name, path)
+            except OSError:
+                os.unlink(beside.name)
+                raise
     except OSError as exc:
         raise InvalidInput(f"cannot write {path}: {exc.strerror}", field="--ports-file") from exc
 

@@ -175,3 +175,38 @@ def test_clients_that_meet_refusals_and_dead_gateways_count_them():
     assert result.returncode == 0
     (report,) = [json.loads(line) for line in result.stdout.splitlines()]
     assert set(report["outcomes"]) == {"unreachable"}
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://[::1", "is not a node's URL"),
+        ("http://127.0.0.1:port", "nonnumeric port"),
+        ("ftp://x", "URL"),
+    ],
+)
+def test_a_fault_for_an_address_that_is_none_is_refused(url: str, says: str) -> None:
+    done = subprocess.run(
+        command("fault", "--url", url, "--kind", "freeze"), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fault_for_something_that_speaks_no_http_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        order = subprocess.Popen(
+            command("fault", "--url", f"http://127.0.0.1:{server.getsockname()[1]}", "--kind", "freeze"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+        _, said = order.communicate(timeout=60)
+    assert order.returncode == 1
+    assert "no node answers" in said
+    assert "Traceback" not in said
