@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from zoneinfo import ZoneInfo
 
@@ -40,6 +41,9 @@ from fleet.errors import InvalidInput
 #: A controller whose lease step has not succeeded for this long is not well, whoever leads.
 UNWELL_AFTER_S = 60.0
 _SCRAPE_CONNECTIONS = 512
+#: Threads for calls to the database, parsing and fitting. More than a hanging database can hold at once
+#: (each connection of the pool, and each step waiting for one), or scraping would stop with it.
+WORKERS = 32
 
 
 @click.command()
@@ -60,6 +64,8 @@ def control(verbose: bool) -> None:
 
 
 async def _run(settings: Settings, engine: Engine, clock: Clock) -> None:
+    workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="step")
+    asyncio.get_running_loop().set_default_executor(workers)
     metrics = ControlMetrics()
     pages, admin = open_session(connections=_SCRAPE_CONNECTIONS), new_session()
     try:

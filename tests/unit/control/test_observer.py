@@ -6,10 +6,13 @@ import asyncio
 import threading
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import QueuePool, create_engine
 
+from control.cli_control import WORKERS
+from control.database import make_engine
 from control.deps import Deps, Leadership
 from control.fleet_facts import FleetFacts
+from control.jobs import Controller, Step
 from control.observer import Observer
 from control.own_metrics import ControlMetrics
 from control.scrape import Scraper
@@ -21,6 +24,19 @@ def observer() -> Observer:
     engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # never connected to
     deps = Deps(engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)
     return Observer(deps, Scraper(None, clock, metrics, period_s=10.0, deadline_s=5.0), metrics)
+
+
+def test_a_hanging_database_leaves_threads_to_the_scraper() -> None:
+    """Each connection may hang in one thread, and each step in another that waits for a connection."""
+    pool = make_engine("postgresql://127.0.0.1:1/none").pool
+    assert isinstance(pool, QueuePool)
+    steps = observer_steps()
+    assert pool.size() + pool._max_overflow + len(steps) + 4 <= WORKERS
+
+
+def observer_steps() -> list[Step]:
+    steps = observer()
+    return Controller(steps._deps, steps, steps._metrics, 10.0, extra=(None, None)).steps()  # usage, ledger
 
 
 def test_a_refill_slower_than_its_step_is_not_started_twice(monkeypatch: pytest.MonkeyPatch) -> None:
