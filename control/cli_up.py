@@ -19,6 +19,7 @@ from control.database import upgrade
 from control.embedded import EmbeddedPostgres
 from control.embedded_folder import make_folder, owner_of
 from control.embedded_process import choose_account
+from control.finite import FiniteRange
 from control.launch import Asked
 from control.ports import PortClaims
 from control.settings import load_settings
@@ -55,7 +56,7 @@ def up(state_dir: Path | None, gateways: int, dashboard_port: int | None) -> Non
 @click.option("--seed", type=int, default=1, show_default=True, help="Of traffic and answers.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0.1, 500),
+    type=FiniteRange(0.1, 500),
     default=plan.DEMO_RATE,
     show_default=True,
     help="Requests/s over the trace.",
