@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from sqlalchemy import Float, Interval, cast, func, literal, select
-from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from control.freshness import DEFAULT_PERIOD_S, age_s, stale_after_s
@@ -136,24 +135,19 @@ def fleet_health(session: Session, now: datetime) -> HealthView | None:
     return views[0] if views else None
 
 
-def pool_health(session: Session, now: datetime) -> list[HealthView]:
-    """Return the newest verdict of each pool in the last hour, by name."""
-    return _latest(session, "pool", now)
-
-
 def node_health(session: Session, now: datetime) -> list[HealthView]:
-    """Return the newest verdict of each node in the last hour, by name."""
+    """Return every node's verdict in the newest round of the last hour, by name."""
     return _latest(session, "node", now)
 
 
 def _latest(session: Session, scope: Scope, now: datetime) -> list[HealthView]:
+    """Return the verdicts of one scope in the newest round that has any. A round judges every node."""
     limit_s = stale_after_s(scrape_period_s(session))
-    query = select(HealthRow).where(HealthRow.scope == scope)
-    if scope == "fleet":
-        query = query.order_by(HealthRow.at.desc()).limit(1)
-    else:
-        query = query.where(HealthRow.at >= now - timedelta(hours=1))
-        query = query.ext(distinct_on(HealthRow.name)).order_by(HealthRow.name, HealthRow.at.desc())
+    h = HealthRow
+    rounds = select(h.at).where(h.scope == scope).order_by(h.at.desc()).limit(1)
+    if scope != "fleet":
+        rounds = rounds.where(h.at >= now - timedelta(hours=1))
+    query = select(h).where(h.scope == scope, h.at == rounds.scalar_subquery()).order_by(h.name)
     return [_view(row, now, limit_s) for row in session.scalars(query)]
 
 
@@ -251,12 +245,6 @@ def bucket_starts(since: datetime, until: datetime, bucket: timedelta) -> Sequen
 def open_alerts(session: Session, now: datetime) -> list[AlertView]:
     """Return alerts that are not resolved (open, acknowledged, stale), newest first."""
     query = select(AlertRow).where(AlertRow.state != "resolved").order_by(AlertRow.opened_at.desc())
-    return [_alert(row, now) for row in session.scalars(query)]
-
-
-def recent_alerts(session: Session, now: datetime, *, limit: int = 100) -> list[AlertView]:
-    """Return the newest alerts, resolved ones included, newest first."""
-    query = select(AlertRow).order_by(AlertRow.opened_at.desc(), AlertRow.id.desc()).limit(limit)
     return [_alert(row, now) for row in session.scalars(query)]
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from control import audit, commands_fleet
 from control.freshness import Freshness, freshness, stale_after_s
 from control.partitions import make_partitions
-from control.queries_fleet import fleet_health, health_timeline
+from control.queries_fleet import fleet_health, health_timeline, node_health
 from control.queries_nodes import node_detail, node_table
 from control.roles import Actor, Role
 from control.status_report import status_report
@@ -275,3 +275,13 @@ def test_a_removed_node_keeps_its_name_for_a_return(session: Session):
         commands_fleet.add_node(session, ADA, name="a", url="http://10.0.0.7:1", pool="p", now=T0)
     row = session.get_one(NodeRow, "a")
     assert (row.state, row.base_url, row.removed_at) == ("active", "http://10.0.0.7:1", None)
+
+
+def test_verdicts_of_nodes_are_those_of_the_newest_round(session: Session) -> None:
+    with session.begin():
+        make_partitions(session, T0)
+        observed(session, T0, "n1", "n2", "gone")
+        observed(session, T0 + timedelta(seconds=10), "n1", "n2")  # a round judges every node there is
+    now = T0 + timedelta(seconds=12)
+    assert [(view.name, view.age_s) for view in node_health(session, now)] == [("n1", 2.0), ("n2", 2.0)]
+    assert node_health(session, T0 + timedelta(hours=2)) == []
