@@ -16,7 +16,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
@@ -218,7 +218,8 @@ class Controller:
     metrics: ControlMetrics
     period_s: float
     extra: Sequence[Step] = ()
-    _slot: float | None = None
+    _slot: datetime | None = None  # stamp of the newest round
+    _slot_s: float = 0.0  # when it began, by the monotonic clock
 
     def loop(self) -> Loop:
         """Return the loop over all steps."""
@@ -260,13 +261,23 @@ class Controller:
         return said
 
     async def _observe(self) -> str:
-        """Run a round when the wall clock has entered a new slot of the grid."""
-        now = self.deps.clock.now()
+        """Run a round when the wall clock has entered a new slot of the grid.
+
+        Stamps only rise: while the wall clock is behind the last one (somebody set it back), a round
+        follows each period of the monotonic clock. A stamp used twice would cost its second round.
+        """
+        now, now_s = self.deps.clock.now(), self.deps.clock.monotonic_s()
         slot = slot_of(now, self.period_s)
-        number = slot.timestamp()
-        if self._slot is not None and number == self._slot:
-            return ""
-        if self._slot is not None and number > self._slot + 1.5 * self.period_s:
-            self.metrics.rounds_skipped.inc(round((number - self._slot) / self.period_s) - 1)
-        self._slot = number
-        return await self.observer.observe(slot, (now - slot).total_seconds())
+        if self._slot is not None and slot <= self._slot:
+            if now_s < self._slot_s + self.period_s:
+                return ""
+            slot = self._slot + timedelta(seconds=self.period_s)
+        lag_s = max(0.0, (now - slot).total_seconds())
+        if self._slot is not None:
+            passed = (slot - self._slot).total_seconds() / self.period_s
+            if passed > 1.5:
+                self.metrics.rounds_skipped.inc(round(passed) - 1)
+            elif (slot - now).total_seconds() > 1.5 * self.period_s:
+                log.warning("the wall clock is behind the rounds", extra={"slot": slot.isoformat()})
+        self._slot, self._slot_s = slot, now_s - lag_s
+        return await self.observer.observe(slot, lag_s)

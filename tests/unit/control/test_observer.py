@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import QueuePool, create_engine
@@ -16,7 +17,9 @@ from control.jobs import Controller, Step
 from control.observer import Observer
 from control.own_metrics import ControlMetrics
 from control.scrape import Scraper
-from fleet.clock import SystemClock
+from fleet.clock import ManualClock, SystemClock
+
+T0 = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 
 
 def observer() -> Observer:
@@ -61,3 +64,36 @@ def test_a_refill_slower_than_its_step_is_not_started_twice(monkeypatch: pytest.
 
     assert asyncio.run(turns()) == "0 nodes in 0 pools, 0 gateways"
     assert starts == 1
+
+
+def test_rounds_keep_their_pace_and_their_stamps_rise_when_the_wall_clock_is_set_back() -> None:
+    class Wall(ManualClock):
+        ahead = timedelta(0)
+
+        def now(self) -> datetime:
+            return super().now() + self.ahead
+
+    clock, stamps = Wall(T0), []
+
+    class Watched:
+        async def observe(self, at: datetime, lag_s: float) -> str:
+            assert lag_s >= 0
+            stamps.append((at - T0).total_seconds())
+            return "observed"
+
+    deps = Deps(observer()._deps.engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)
+    controller = Controller(deps, Watched(), ControlMetrics(), 10.0)
+
+    def live(seconds: int) -> None:
+        for _ in range(seconds):
+            asyncio.run(controller._observe())
+            clock.advance(1.0)
+
+    live(30)
+    assert stamps == [0.0, 10.0, 20.0]
+    clock.ahead = timedelta(hours=-1)  # set back
+    live(30)
+    assert stamps == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    clock.ahead = timedelta(hours=1)  # set forward: 3660 s, and the grid again
+    live(20)
+    assert stamps[6:] == [3660.0, 3670.0]
