@@ -290,10 +290,13 @@ def test_operator_changes_policy_and_sees_it_take_hold(demo: Demo, browser: Brow
 
     # and all of it is on the record
     go_to(page, "Audit")
-    published = [row for row in cells(page, "audit") if row[5:7] == ["policy.publish", "revision 2"]]
-    assert [(row[2], row[3], row[4], row[7]) for row in published] == [
-        ("operator", "operator", "page", "Less for acme, more for batch")
-    ]
+
+    def published() -> list[tuple[str, ...]]:
+        rows = [row for row in cells(page, "audit") if row[5:7] == ["policy.publish", "revision 2"]]
+        return [(row[2], row[3], row[4], row[7]) for row in rows]
+
+    wait_until(lambda: bool(published()), 60)
+    assert published() == [("operator", "operator", "page", "Less for acme, more for batch")]
     assert wrong == []
     context.close()
 
