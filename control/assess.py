@@ -109,12 +109,10 @@ class Assessor:
             members = [state for state in working if state.node.pool == pool.name]
             parts = [h for state in members for h in engines[state.node.name]]
             counted = offered if len(facts.pools) == 1 else None
-            health = _with_arrivals(
-                assess_pool(pool.name, parts, round_.at.timestamp(), offered=counted), parts
-            )
+            health = assess_pool(pool.name, parts, round_.at.timestamp(), offered=counted)
             verdicts.append(self._sum("pool", pool.name, health, members, counted))
         parts = [h for state in working for h in engines[state.node.name]]
-        health = _with_arrivals(assess_fleet(parts, round_.at.timestamp(), offered=offered), parts)
+        health = assess_fleet(parts, round_.at.timestamp(), offered=offered)
         verdicts.append(self._sum("fleet", "", health, working, offered))
         return Assessment(round_.at, round_.period_s, tuple(verdicts), tuple(states))
 
@@ -226,17 +224,6 @@ class Assessor:
             rate += sum(o.offered for o in offers) / covered
             covered_s = max(covered_s, covered)
         return round(rate * covered_s), covered_s
-
-
-def _with_arrivals(health: Health, parts: Sequence[Health]) -> Health:
-    """Fill in demand where only capacity is unknown: the fresh engines counted it, rho stays unknown."""
-    rates = [part.arrival_rate for part in parts if not part.is_stale]
-    known = [rate for rate in rates if rate is not None]
-    if health.arrival_rate is not None or not known or len(known) < len(rates):
-        return health
-    total = sum(known)
-    why = f"rho is unknown: {total:.4g} requests/s arrive, the capacity is not known yet"
-    return replace(health, arrival_rate=total, explanation=(why, *health.explanation[1:]))
 
 
 def _known_sum(values: Sequence[int | None]) -> int | None:

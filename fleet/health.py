@@ -249,6 +249,7 @@ def assess_pool(
     Errors of engines of one kind are shared, so interval ends add up too. Gateways' arrivals, when given,
     replace the engines' (refused requests count). A fresh engine without a capacity then stands at the mean
     of the others, at 0 for the low end, and is listed; without gateways' arrivals it leaves both sums.
+    Where no engine has a capacity, lambda is the sum over all of them and rho is unknown.
     """
     return _combine(name, Scope.POOL, parts, now_s, offered, longest_wait_s)
 
@@ -281,6 +282,8 @@ def _combine(
     if offered is None:  # an idle engine of unknown capacity adds 0 to lambda and, cautiously, 0 to mu
         summed = [p for p in fresh if _over(p.arrival_rate, p.mu.value) is not None]
         left_out = [p for p in fresh if _over(p.arrival_rate, p.mu.value) is None]
+        if left_out and not rated:  # no capacity at all: rho is unknown, demand is what all of them saw
+            summed = fresh
     else:
         summed, left_out = fresh, [p for p in fresh if p.mu.value is None]
     known = [p for p in summed if p.mu.value is not None]

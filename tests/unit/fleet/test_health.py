@@ -198,6 +198,21 @@ def test_a_stale_engine_leaves_the_sums_and_is_named():
     assert assess_pool("p", [gone], 300).rho.value is None
 
 
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_pool_of_unknown_capacity_shows_its_demand_and_no_rho_even_if_one_engine_idles(idle: int):
+    # 60 requests in 10 s at each of three busy engines: 18 requests/s
+    busy = [assess_engine(name, minutes(), UNKNOWN, 300) for name in ("a", "b", "c")]
+    resting = [
+        assess_engine(f"idle-{n}", minutes(arrivals=0, completed=0), UNKNOWN, 300) for n in range(idle)
+    ]
+    for pool in (assess_pool("p", [*busy, *resting], 300), assess_fleet([*busy, *resting], 300)):
+        assert pool.arrival_rate == pytest.approx(18.0)
+        assert pool.rho.value is None
+        assert pool.headroom is None
+        assert "18 requests/s arrive" in pool.explanation[0]
+        assert {"a", "b", "c"} <= set(pool.unmeasured)
+
+
 def test_an_engine_of_unknown_capacity_is_named_and_never_counted_as_zero_load():
     known = assess_engine("a", minutes(), MU10, 300)
     unknown = assess_engine("b", minutes(), UNKNOWN, 300)
