@@ -112,7 +112,7 @@ def problem(found: Reading[Any], now: datetime, zone: Zone) -> bool:
 
 def failure(exc: FleetError, *, title: str | None = None, also: str = "") -> None:
     """Show an expected error: what is wrong, what to do, which field."""
-    field = f" Field: `{exc.field}`." if exc.field else ""
+    field = f" Field: {words.plain(exc.field)}." if exc.field else ""
     hint = f" {words.with_code(exc.hint)}." if exc.hint else ""
     body = f"{words.with_code(exc.message)}.{hint}{field} {also}".replace("..", ".")
     st.error(body.strip(), title=title)

@@ -99,12 +99,12 @@ def plural(number_of: int, noun: str) -> str:
 def plain(text: str) -> str:
     """Return text of others (names, messages, notes) so that Markdown shows it as it is."""
     escaped = "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
-    return escaped.replace("\n", " ")
+    return " ".join(escaped.splitlines())
 
 
 def with_code(text: str) -> str:
     """Return text of ours as Markdown: what stands between backticks stays code, the rest is plain."""
-    parts = text.split("`")
+    parts = " ".join(text.splitlines()).split("`")  # an empty line would end the code and begin markup
     if len(parts) % 2 == 0:
         return plain(text)
     return "`".join(part if i % 2 else plain(part) for i, part in enumerate(parts))

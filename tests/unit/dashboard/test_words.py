@@ -67,6 +67,11 @@ def test_names_of_others_never_become_markup(name: str) -> None:
     assert "\n" not in shown
 
 
+@pytest.mark.parametrize("text", ["`a\n\n[x](http://evil)`", "`a\r\r# head`", "`a\u2028\u2028b`"])
+def test_code_never_spans_an_empty_line(text: str) -> None:
+    assert len(words.with_code(text).splitlines()) == 1
+
+
 def test_hints_keep_their_code() -> None:
     assert words.with_code("Run `rhodeck db up` (now)") == "Run `rhodeck db up` \\(now\\)"
 
