@@ -6,6 +6,7 @@ Prevents: a secret in the list of processes, and a half-started gateway after ba
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 from typing import NoReturn
@@ -42,12 +43,22 @@ def _start(**given: str | None) -> None:
     except FleetError as exc:
         _refuse(exc)
     logs.configure(settings.name, level=settings.log_level)
+    allow_descriptors()
     try:
         uvloop.run(run(settings, SystemClock(), listening))
     except FleetError as exc:
         _refuse(exc)
     finally:
         listening.close()
+
+
+def allow_descriptors() -> None:
+    """Raise the limit of open files to what the system allows.
+
+    At the usual 1,024 a gateway with a thousand clients could not connect to nodes, and would blame them.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _refuse(exc: FleetError) -> NoReturn:

@@ -80,7 +80,9 @@ class NodeBook:
                 self._polls.pop(name).cancel()
             standing = self._standings[name] = Standing(target)
             offset_s = poll_interval_s(len(wanted), self.settings.poll_interval_s) * index / len(wanted)
-            self._polls[name] = asyncio.get_running_loop().create_task(self._follow(standing, offset_s))
+            poll = asyncio.get_running_loop().create_task(self._follow(standing, offset_s), name=name)
+            poll.add_done_callback(_report_end)
+            self._polls[name] = poll
 
     async def close(self) -> None:
         """Stop polling."""
@@ -220,6 +222,15 @@ class NodeBook:
         if reading.state is not PageState.OK:
             raise NodeFailed(Reason.NO_ENGINE_SERIES, reading.hint)
         return reading.engines
+
+
+def _report_end(poll: asyncio.Task[None]) -> None:
+    """Say that a node is followed no more. It ends by cancelling only; anything else is a fault of ours.
+
+    The gate takes the node for stale from then on.
+    """
+    if not poll.cancelled() and poll.exception() is not None:
+        log.critical("node is polled no more", extra={"node": poll.get_name()}, exc_info=poll.exception())
 
 
 def poll_interval_s(nodes: int, asked_s: float) -> float:

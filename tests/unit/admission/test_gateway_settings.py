@@ -99,3 +99,16 @@ def test_a_gateway_loads_no_database_and_no_numerics() -> None:
     loaded = subprocess.run([sys.executable, "-c", ours], capture_output=True, text=True, check=True).stdout
     unwanted = {"sqlalchemy", "psycopg", "scipy", "numpy", "streamlit", "control", "simfleet"}
     assert unwanted & set(loaded.split()) == set()
+
+
+def test_a_gateway_opens_as_many_files_as_the_system_allows() -> None:
+    ours = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+from admission.__main__ import allow_descriptors
+allow_descriptors()
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most))
+"""
+    said = subprocess.run([sys.executable, "-c", ours], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "True"
