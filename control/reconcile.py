@@ -22,12 +22,14 @@ from control.conditions import Desired, Known, Refusal, after_answer, after_sile
 from control.deps import Deps
 from control.lease import LeaseLost
 from control.reconcile_store import Ack, Place
-from fleet.errors import FleetError, InvalidPolicy, StaleAssignment
-from fleet.messages import Assignment, GatewayStatus, TenantShare
+from fleet.errors import FleetError, InvalidPolicy, StaleAssignment, Unavailable
+from fleet.messages import MAX_COUNTER, Assignment, GatewayStatus, TenantShare
 
 log = logging.getLogger(__name__)
 
 Answer = GatewayStatus | FleetError
+#: Nobody gets this far but by a push by hand; what is above leaves too little room to overtake it.
+HIGHEST_OVERTAKEN = MAX_COUNTER - 1_000_000
 _SHARES = TypeAdapter(dict[str, TenantShare])
 
 
@@ -43,12 +45,19 @@ class Plan:
 def plan(places: Sequence[Place], answers: Mapping[str, Answer], epoch: int) -> Plan:
     """Decide generations and pushes. A gateway that was not asked or did not answer gets no push.
 
-    A generation rises when the content changes, and over any number a gateway came to hold otherwise. A
-    content a gateway refused is not sent again to the same process.
+    A generation rises when the content changes, and over any number a gateway came to hold otherwise; one
+    that has no room above it begins anew at 1 under a higher epoch. A content a gateway refused is not sent
+    again to the same process.
     """
     said = {name: answer for name, answer in answers.items() if isinstance(answer, GatewayStatus)}
     highest = max((status.epoch for status in said.values()), default=0)
-    raise_above = highest if highest > epoch else None
+    generations = {
+        place.name: _generation(place, place.digest, said.get(place.name))
+        for place in places
+        if place.digest is not None
+    }
+    is_spent = any(number > HIGHEST_OVERTAKEN for number in generations.values())
+    raise_above = max(highest, epoch) if highest > epoch or is_spent else None
     led = epoch if raise_above is None else raise_above + 1
     desired: dict[str, Desired] = {}
     pushes: list[str] = []
@@ -56,7 +65,8 @@ def plan(places: Sequence[Place], answers: Mapping[str, Answer], epoch: int) -> 
         if place.target is None or place.digest is None:
             continue
         status = said.get(place.name)
-        wanted = Desired(place.target.revision, led, _generation(place, place.digest, status), place.digest)
+        generation = generations[place.name] if generations[place.name] <= HIGHEST_OVERTAKEN else 1
+        wanted = Desired(place.target.revision, led, generation, place.digest)
         desired[place.name] = wanted
         if status is not None and _needs_push(place, status, wanted):
             pushes.append(place.name)
@@ -91,7 +101,7 @@ async def tick(deps: Deps) -> str:
     places = await asyncio.to_thread(reconcile_store.load, deps, deps.clock.now())
     if not places:
         return "no gateways are registered"
-    answers = await _ask(deps, places)
+    answers = await _ask(deps, places, epoch)
     decided = plan(places, answers, epoch)
     try:
         epoch = await asyncio.to_thread(
@@ -126,21 +136,26 @@ def _adopt(deps: Deps, epoch: int, decided: Plan) -> None:
         )
 
 
-async def _ask(deps: Deps, places: Sequence[Place]) -> dict[str, Answer]:
+async def _ask(deps: Deps, places: Sequence[Place], epoch: int) -> dict[str, Answer]:
     """Read the status of every gateway that is due, side by side."""
     now = deps.clock.now()
     due = [place for place in places if place.known.retry_at is None or place.known.retry_at <= now]
-    answers = await asyncio.gather(*(_ask_one(deps, place) for place in due))
+    answers = await asyncio.gather(*(_ask_one(deps, place, epoch) for place in due))
     return {place.name: answer for place, answer in zip(due, answers, strict=True)}
 
 
-async def _ask_one(deps: Deps, place: Place) -> Answer:
+async def _ask_one(deps: Deps, place: Place, epoch: int) -> Answer:
     try:
-        return await gateways.status(
+        said = await gateways.status(
             deps.http(), place.name, place.url, token=deps.admin_token, deadline_s=deps.call_deadline_s
         )
     except FleetError as exc:
         return exc
+    if said.epoch > max(epoch, HIGHEST_OVERTAKEN):  # following it would spend the epochs of all gateways
+        return Unavailable(
+            f"it holds epoch {said.epoch}, which nobody can overtake: empty its last-good file, restart it"
+        )
+    return said
 
 
 async def _push(

@@ -34,9 +34,8 @@ from fleet.policy import Name, Policy, Tokens, digest_of, pointer_of
 
 MAX_ASSIGNMENT_BYTES = 8_000_000
 MAX_WORDS = 1_000
-#: Epochs and generations above this are not taken: adding to them would leave JSON's exact integers, and
-#: a gateway that held one could not be overtaken any more.
-MAX_COUNTER = 2**53 - 1_000_000
+#: No epoch or generation is above it: JSON's exact integers end here.
+MAX_COUNTER = 2**53 - 1
 
 
 def one_line(text: str) -> str:

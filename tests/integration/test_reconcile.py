@@ -23,6 +23,7 @@ from control.roles import Actor, Role
 from control.tables import AckRow
 from fleet.clock import Clock, ManualClock
 from fleet.errors import StaleAssignment, Unavailable
+from fleet.messages import MAX_COUNTER
 from fleet.policy import default_policy
 from tests.postgres_server import FreshDatabase
 from tests.small_gateway import TOKEN, SmallGateway
@@ -225,6 +226,46 @@ def test_a_push_by_hand_is_healed_over(database: FreshDatabase, clock: ManualClo
         assert place.held.kv_share_ratio == 0.5
         assert place.held.generation > by_hand.generation
         assert fleet.conditions()["gw-1"] == "converged"
+
+    play(database, clock, story)
+
+
+@pytest.mark.parametrize("short_of_the_last", [0, 1_000_000, 1_000_001])
+def test_a_generation_without_room_above_it_is_overtaken_by_an_epoch(
+    database: FreshDatabase, clock: ManualClock, short_of_the_last: int
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        assert place.held is not None
+        spent = MAX_COUNTER - short_of_the_last
+        place.held = place.held.model_copy(update={"generation": spent, "kv_share_ratio": 0.9})
+        await passes(fleet, deps, 2)
+        assert place.held.kv_share_ratio == 0.5
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
+        fleet.publish(1, document(tokens_per_minute=700))
+        for _ in range(3):
+            await passes(fleet, deps, 1)
+        assert place.held.policy.tenants["acme"].tokens_per_minute == 700  # and later ones find room again
+
+    play(database, clock, story)
+
+
+def test_an_epoch_nobody_can_overtake_stops_its_own_gateway_only(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        place = fleet.places["gw-1"]
+        assert place.held is not None
+        epoch = deps.leadership.epoch
+        place.held = place.held.model_copy(update={"epoch": MAX_COUNTER})
+        await passes(fleet, deps, 2)
+        assert fleet.conditions() == {"gw-1": "unreachable", "gw-2": "converged"}
+        assert deps.leadership.epoch == epoch
+        place.restart(forgets=True)  # its last-good file was emptied, as the message says
+        fleet.clock.advance(60)
+        assert await lead(deps)
+        await passes(fleet, deps, 1)
+        assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
 
     play(database, clock, story)
 
