@@ -257,7 +257,7 @@ def parse(document: object) -> Policy:
         if len(document) > MAX_DOCUMENT_BYTES:
             raise _too_large(len(document))
         try:
-            document = json.loads(document)
+            document = json.loads(document, object_pairs_hook=_once)
         except (ValueError, RecursionError) as exc:
             raise InvalidPolicy(f"policy is not JSON: {exc}", field="", hint="Send a JSON object") from exc
     if not isinstance(document, dict):
@@ -270,6 +270,16 @@ def parse(document: object) -> Policy:
     if size > MAX_DOCUMENT_BYTES:
         raise _too_large(size)
     return policy
+
+
+def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's members. Raises InvalidPolicy for a name given twice: which one holds?"""
+    found = dict(members)
+    if len(found) != len(members):
+        names = [name for name, _ in members]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidPolicy(f"{twice[:100]!r} is given twice", field=twice[:100], hint="Keep one of them")
+    return found
 
 
 def _too_large(size: int) -> InvalidPolicy:

@@ -102,3 +102,11 @@ def test_an_unknown_default_tenant_is_named():
         parse(changed(("default_tenant",), "nobody"))
     assert refused.value.field == "/default_tenant"
     assert "nobody" in refused.value.message
+
+
+def test_a_name_given_twice_is_refused():
+    text = json.dumps(full_document())
+    quota = json.dumps(full_document()["tenants"]["acme"])
+    with pytest.raises(InvalidPolicy) as refused:
+        parse(text.replace('"tenants": {', f'"tenants": {{"acme": {quota}, ', 1))
+    assert refused.value.field == "acme"
