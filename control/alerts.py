@@ -139,7 +139,7 @@ def _rho(verdict: Verdict) -> Observation:
         verdict.scope,
         verdict.name,
         value,
-        f"rho of {subject} is {shown}, above {TARGET_RHO:g} for more than 2 minutes",
+        f"rho of {subject} is {shown}; it was above {TARGET_RHO:g} for more than 2 minutes",
         certainty,
         {
             "rho_low": health.rho.low,
