@@ -24,12 +24,13 @@ from control.gateway_registry import add_gateway, gateways, remove_gateway
 from control.roles import Actor, Role
 from control.secret_files import read_json, write_secret
 from control.tables import NodeRow, PoolRow, TenantKeyRow
-from fleet.engine_profile import EngineProfile
+from fleet.engine_profile import EngineProfile, throughput_at_batch
 from fleet.months import Month
 from fleet.policy import default_policy
 
 SPOT_NODES = 2  # the last ones
 ACTOR = Actor("demo", Role.ADMIN, "cli")
+TRACE_MEAN_TOKENS = (1155, 211)  # prompt and output, of the replayed trace
 PRICE_SOURCE = "default of 2026-11: bottom of the published band, not a quote"
 PRICES = {"on_demand": Decimal(28), "reserved": Decimal("18.8"), "spot": Decimal(16)}
 
@@ -88,6 +89,10 @@ def seed_fleet(session: Session, nodes: Mapping[str, str], profile: EngineProfil
             max_num_batched_tokens=profile.max_num_batched_tokens,
             scheduling_policy=profile.scheduling_policy,
             chunked_prefill=True,
+            configured_service_rate=round(
+                throughput_at_batch(profile, profile.max_num_seqs, *TRACE_MEAN_TOKENS), 2
+            ),
+            configured_source="the simulated engine's own formula at the replayed trace's mean lengths",
         )
     known = {row.name: row for row in session.scalars(select(NodeRow).where(NodeRow.state != "removed"))}
     stay = {
