@@ -35,7 +35,10 @@ def dashboard(host: str | None, port: int | None) -> None:
     host, port = settings.dashboard_host, settings.dashboard_port or free_tcp_port()
     refuse_taken(host, port)
     resolve_dsn(settings)  # better said here than in the first visitor's browser
-    from dashboard.app import build_app  # takes seconds; flags and settings are checked before
+    from dashboard import server_logs  # takes seconds, as the next; flags and settings are checked before
+
+    server_logs.adopt()
+    from dashboard.app import build_app
 
     build_app().run(config=server_settings(host, port, is_loopback=is_loopback(host)))
 

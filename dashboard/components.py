@@ -14,6 +14,7 @@ import streamlit as st
 from dashboard import live_plot, words
 from dashboard.charts import Figure
 from dashboard.data import Pulse, Reading
+from dashboard.theme import DARK, LIGHT
 from dashboard.times import Zone, age
 from dashboard.viewmodels import Card, Notice
 from fleet.errors import FleetError
@@ -30,6 +31,8 @@ _badge = st.components.v2.component(
 _go = st.components.v2.component("rhodeck_go", js=live_plot.GO_JS)
 
 
+#: The box around the strip of filters on top of every page.
+STRIP = "[data-testid=stLayoutWrapper]:has(>.st-key-strip)"
 #: A table longer than this scrolls within itself.
 ROWS_AT_ONCE, LONG_TABLE_PX = 24, 880
 
@@ -83,8 +86,8 @@ def cards(items: Sequence[Card]) -> None:
                 st.caption(words.plain(item.note))
 
 
-def notices(items: Sequence[Notice]) -> None:
-    """Draw what needs attention, worst first, each with reason, since when, and where to go."""
+def notices(items: Sequence[Notice], beside: Callable[[Notice], None]) -> None:
+    """Draw what needs attention, worst first, each with reason, since when, where to go, what to do."""
     for item in items:
         colour, icon = words.LOOKS[item.tone]
         with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
@@ -94,6 +97,7 @@ def notices(items: Sequence[Notice]) -> None:
             )
             if item.page:
                 st.page_link(item.page, label=item.link, query_params=item.query or None)
+            beside(item)
 
 
 def problem(found: Reading[Any], now: datetime, zone: Zone) -> bool:
@@ -129,11 +133,21 @@ def table(
 
 
 def style() -> None:
-    """Set the few sizes Streamlit has no setting for."""
+    """Set the few sizes Streamlit has no setting for, and keep the strip in sight, beside the menu."""
     st.html(
         "<style>.rk-value{font-size:1.7rem;font-weight:650;line-height:1.25;"
         "font-variant-numeric:tabular-nums}"
-        ".stMainBlockContainer{padding-left:2rem;padding-right:2rem;padding-bottom:3rem}"
+        ".stMainBlockContainer{padding:0 2rem 3rem!important}"
+        ".stAppHeader{background:transparent!important;pointer-events:none;height:3.1rem;min-height:0}"
+        ".stAppHeader button,.stAppHeader a{pointer-events:auto}"
+        "[data-stale=true]{opacity:.8!important}"  # a tick on a busy machine must not blank the page
+        ".st-key-strip [data-stale=true]{opacity:1!important}"
+        "[data-testid=stStatusWidget]{display:none}"  # its Stop button ends a change half-way
+        f"{STRIP}{{padding:.55rem 2.2rem .35rem 0}}"
+        f"@media(min-width:75rem){{{STRIP}{{position:sticky;top:0;z-index:99;"
+        f"background:light-dark({LIGHT['backgroundColor']},{DARK['backgroundColor']})}}}}"
+        "[data-testid=stBottomBlockContainer]{padding:.6rem 2rem 1rem!important}"
+        f".stApp:has([data-testid=stExpandSidebarButton]) {STRIP}{{padding-left:2rem}}"
         "h1{font-size:1.35rem!important;padding:0 0 .4rem 0!important}"
         "h3{font-size:1.05rem!important}</style>"
     )

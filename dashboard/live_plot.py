@@ -59,14 +59,16 @@ export default function (component) {
 """
 LIVE_PLOT_HTML = '<div class="rk-plot"></div>'
 
-BADGE_HTML = '<span class="rk-badge" role="status" aria-live="polite"></span>'
+#: What is read aloud is a state when it changes, not an age each second.
+BADGE_HTML = '<span class="rk-badge"></span><span class="rk-said" role="status" aria-live="polite"></span>'
 BADGE_CSS = """
 .rk-badge { display: inline-block; padding: 0.15rem 0.6rem; border-radius: 0.4rem; font-size: 0.85rem;
   font-weight: 600; border: 1px solid currentColor;
   white-space: nowrap; font-variant-numeric: tabular-nums; }
-.rk-fresh { color: #0B6E4F; } .rk-stale { color: #fff; background: #B4460A; border-color: #B4460A; }
-.rk-paused { color: #5B6672; }
-@media (prefers-color-scheme: dark) { .rk-fresh { color: #57D6A4; } .rk-paused { color: #A9B4C0; } }
+.rk-stale { color: #fff; background: #B4460A; border-color: #B4460A; }
+.rk-fresh { color: var(--st-green-text-color, #0B6E4F); }
+.rk-paused { color: var(--st-gray-text-color, #5B6672); }
+.rk-said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 """
 BADGE_JS = """
 const timers = new WeakMap();
@@ -78,7 +80,8 @@ function words(seconds) {
 export default function (component) {
   const { data, parentElement } = component;
   const badge = parentElement.querySelector(".rk-badge");
-  if (!badge) return;
+  const said = parentElement.querySelector(".rk-said");
+  if (!badge || !said) return;
   const offset = data.server_ms - Date.now();
   const heard = Date.now();
   clearInterval(timers.get(badge));
@@ -102,6 +105,8 @@ export default function (component) {
     }
     badge.className = "rk-badge " + name;
     if (badge.textContent !== text) badge.textContent = text;
+    const state = {"rk-fresh": "Up to date", "rk-paused": "Paused", "rk-stale": "Stale"}[name];
+    if (said.textContent !== state) said.textContent = state;
   }
   draw();
   const timer = setInterval(draw, 1000);

@@ -13,14 +13,14 @@ from typing import Any
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#2B83C6", "#D18F00", "#009E73", "#D55E00", "#9A6BB0", "#56B4E9"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 
-_LIGHT = {
+LIGHT = {
     "primaryColor": "#1F5FA8",
     "backgroundColor": "#FFFFFF",
     "secondaryBackgroundColor": "#F2F5F9",
     "textColor": "#16202C",
     "borderColor": "#D5DCE5",
 }
-_DARK = {
+DARK = {
     "primaryColor": "#6FB1F5",
     "backgroundColor": "#10161D",
     "secondaryBackgroundColor": "#1A232D",
@@ -52,9 +52,10 @@ def server_settings(host: str, port: int, *, is_loopback: bool) -> dict[str, Any
         "theme.paddingTop": "1rem",
         "theme.baseRadius": "small",
         "logger.level": "warning",
+        "logger.enableRich": False,
     }
     if is_loopback:
         settings["server.allowedHosts"] = ["127.0.0.1", "localhost", "[::1]", "::1"]
-    for mode, colours in (("light", _LIGHT), ("dark", _DARK)):
+    for mode, colours in (("light", LIGHT), ("dark", DARK)):
         settings |= {f"theme.{mode}.{name}": value for name, value in colours.items()}
     return settings

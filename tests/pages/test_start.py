@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -89,3 +90,28 @@ def test_it_serves_pages_answers_foreign_host_names_not_and_ends_on_sigterm(
         process.terminate()
         output, _ = process.communicate(timeout=60)
     assert process.returncode in (0, -15), output.decode()[-2_000:]
+    lines = [json.loads(line) for line in output.decode().splitlines()]
+    assert "the dashboard listens" in [line["message"] for line in lines]
+
+
+def test_what_streamlit_logs_becomes_json_lines_with_secrets_redacted() -> None:
+    script = (
+        "from fleet import logs; logs.configure('dashboard')\n"
+        "from dashboard import server_logs, theme; server_logs.adopt()\n"
+        "from streamlit import config\n"
+        "from streamlit.logger import get_logger\n"
+        "from streamlit.error_util import handle_uncaught_app_exception\n"
+        "get_logger('streamlit.made_later').error('cannot open postgresql://u:hunter2@db/x')\n"
+        "settings = theme.server_settings('x', 1, is_loopback=True)\n"
+        "config.set_option('logger.enableRich', settings['logger.enableRich'])\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError as exc: handle_uncaught_app_exception(exc)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in (ended.stdout + ended.stderr).splitlines()]
+    said = {line["message"]: line for line in lines}
+    assert "cannot open postgresql://u:***@db/x" in said
+    assert any("ZeroDivisionError" in line.get("exception", "") for line in lines)
