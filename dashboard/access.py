@@ -64,16 +64,20 @@ def person_of(token: str | None, of: Deps, *, is_active: bool) -> Person | None:
         return Person(NOBODY, Role.ADMIN, signed_in=False)
     if not token:
         return None
-    with session_scope(of.writer) as session:
-        try:
-            account = accounts.signed_in(session, token, of.clock.now())
-        except Unavailable:
-            raise
-        except FleetError:
-            return None
-        if not is_active:
-            session.rollback()
-    return Person(account.name, account.role, signed_in=True)
+
+    def asked() -> Person | None:
+        with session_scope(of.writer) as session:
+            try:
+                account = accounts.signed_in(session, token, of.clock.now())
+            except Unavailable:
+                raise
+            except FleetError:
+                return None
+            if not is_active:
+                session.rollback()
+        return Person(account.name, account.role, signed_in=True)
+
+    return of.patience.ask(asked)
 
 
 def look_up(*, is_active: bool) -> Person | None:

@@ -43,6 +43,7 @@ T = TypeVar("T")
 TTL_S = 5.0
 TTL_SHORT_S = 1.5  # while a rollout is watched
 RECENT = timedelta(minutes=10)
+CHANGES_READ = 60  # rows of the record behind the list of recent changes and the marks on charts
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def _fleet(session: Any, _of: Deps, now: datetime) -> FleetNow:
         alerts=tuple(queries_fleet.open_alerts(session, now)),
         gateways=tuple(queries_policy.gateway_states(session, now)),
         rounds=tuple(queries_fleet.recent_rounds(session, limit=1)),
-        changes=tuple(queries_policy.audit_page(session, limit=8)),
+        changes=tuple(queries_policy.audit_page(session, limit=CHANGES_READ)),
         latency=queries_latency.latency_quantiles(session, since=now - RECENT, until=now),
         traffic=tuple(queries_gateway_traffic.traffic_by_tenant(session, now - RECENT, now)),
     )
@@ -238,8 +239,12 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
 def _answer(question: str, arguments: tuple[Any, ...]) -> tuple[Any, datetime]:
     of = deps()
     now = of.clock.now()
-    with database.session_scope(of.reader) as session:
-        return QUESTIONS[question](session, of, now, *arguments), now
+
+    def asked() -> Any:
+        with database.session_scope(of.reader) as session:
+            return QUESTIONS[question](session, of, now, *arguments)
+
+    return of.patience.ask(asked), now
 
 
 @st.cache_data(ttl=TTL_S, show_spinner=False, max_entries=400)

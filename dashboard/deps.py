@@ -6,7 +6,7 @@ settings read in the middle of a click, and a second pool of connections a sessi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 import streamlit as st
@@ -15,6 +15,7 @@ from control.database import Engine, make_engine
 from control.database import Role as Connection
 from control.database_url import resolve_dsn
 from control.settings import Settings, SignIn, load_settings
+from dashboard.patience import Patience
 from fleet.clock import Clock, SystemClock
 
 #: Every session reads through this pool; queries are cached, so few are under way at once.
@@ -23,12 +24,16 @@ POOL = 5
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """Everything of the process. `reader` may only read; `writer` carries commands and sign-ins."""
+    """Everything of the process. `reader` may only read; `writer` carries commands and sign-ins.
+
+    `patience` bounds how long a page waits for either.
+    """
 
     settings: Settings
     reader: Engine
     writer: Engine
     clock: Clock
+    patience: Patience = field(default_factory=lambda: Patience(SystemClock()))
 
     @property
     def everybody_is_admin(self) -> bool:
