@@ -1,35 +1,35 @@
-"""Acknowledging an alert: a button for each open one, usable by who may.
+"""Acknowledging an alert: a button beside each open one, usable by who may.
 
 Prevents: an alert everybody sees and nobody takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import streamlit as st
 
-from control.queries_fleet import AlertView
 from control.roles import Permission
 from dashboard import access, actions, components, state
+from dashboard.viewmodels import Notice
 from fleet.errors import FleetError
 
 
-def acknowledge_controls(alerts: Sequence[AlertView]) -> None:
-    """Draw a button for every alert nobody has acknowledged."""
-    open_ones = [a for a in alerts if a.acknowledged_at is None]
+def acknowledge_button(notice: Notice) -> None:
+    """Draw the button of an alert nobody has acknowledged; nothing beside other notices."""
+    if notice.alert is None:
+        return
     why_not = access.current().may_not(Permission.ACKNOWLEDGE_ALERTS)
-    for alert in open_ones:
-        if st.button(
-            f"Acknowledge: {alert.rule.replace('_', ' ')}, {alert.subject or 'fleet'}",
-            key=f"acknowledge_{alert.id}",
-            disabled=why_not is not None,
-            help=why_not,
-        ):
-            try:
-                actions.acknowledge(alert.id, note="")
-            except FleetError as exc:
-                components.failure(exc)
-                return
-            state.flash(f"Alert {alert.id} is acknowledged.")
-            st.rerun()
+    is_clicked = st.button(
+        "Acknowledge",
+        key=f"acknowledge_{notice.alert}",
+        disabled=why_not is not None,
+        help=why_not or "Say that you look after it; everybody sees who does.",
+    )
+    if not is_clicked:
+        return
+    try:
+        actions.acknowledge(notice.alert, note="")
+    except FleetError as exc:
+        components.failure(exc)
+        return
+    state.flash(f"Alert {notice.alert} is acknowledged.")
+    st.rerun()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import streamlit as st
 
 from control.roles import Permission
-from dashboard import access, actions, components, state
+from dashboard import access, actions, components, state, words
 from dashboard.actions import NodeVerb
 from fleet.errors import FleetError
 
@@ -33,6 +33,8 @@ def node_actions(name: str, node_state: str) -> None:
             label, meaning = WORDS[verb]
             if st.button(label, key=f"node_{verb}", disabled=why_not is not None, help=why_not or meaning):
                 confirm(name, verb)
+    if why_not:
+        st.caption(words.plain(why_not))
 
 
 @st.dialog("Change a node")

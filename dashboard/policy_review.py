@@ -15,6 +15,7 @@ from control.queries_policy import Revision
 from dashboard import actions, components, data, policy_editor, state, tables
 from dashboard import viewmodels_policy as vm
 from dashboard.policy_editor import Draft
+from dashboard.viewmodels import ROLLOUT_PAGE
 from fleet.errors import FleetError
 
 _KEY, _BACK_KEY = "publish_key", "rollback_key"
@@ -91,7 +92,8 @@ def _publish(draft: Draft, note: str, strategy: str, bake_s: float) -> None:
         return
     state.close(_KEY, policy_editor.KEPT)
     state.flash(
-        f"Revision {published.number} is published. The controller brings it to the gateways: see Rollout."
+        f"Revision {published.number} is published. The controller brings it to the gateways.",
+        then=ROLLOUT_PAGE,
     )
     st.rerun()
 
@@ -128,5 +130,8 @@ def rollback_body(number: int, head: Revision) -> None:
         components.failure(exc, title="Nothing was rolled back")
         return
     state.close(_BACK_KEY)
-    state.flash(f"Revision {done.number} restores revision {number}. Gateways take it within seconds.")
+    state.flash(
+        f"Revision {done.number} restores revision {number}. Gateways take it within seconds.",
+        then=ROLLOUT_PAGE,
+    )
     st.rerun()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from control.prices import PRICE_CLASSES, Price
-from dashboard import access, actions, components, state, tables
+from dashboard import access, actions, components, state, tables, words
 from dashboard import viewmodels_spend as vm
 from dashboard.times import Zone
 from fleet.errors import FleetError
@@ -25,6 +25,8 @@ def prices_panel(prices: Sequence[Price], zone: Zone) -> None:
         st.markdown("No price is set: node-hours are counted and cost nothing yet.")
     with st.form("new_price", border=True):
         st.markdown("**New price**")
+        if why_not:
+            st.caption(words.plain(why_not))
         off = why_not is not None
         first, second, third, fourth = components.places(4, min_px=200)
         price_class = first.selectbox("Price class", PRICE_CLASSES, disabled=off, key="price_class")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import streamlit as st
 
 from control.queries_policy import Rollout
-from dashboard import access, actions, components, state
+from dashboard import access, actions, components, data, policy_review, state, words
 from dashboard.actions import Verb
 from dashboard.viewmodels_rollout import STEPS, VERBS
 from fleet.errors import FleetError
@@ -25,10 +25,25 @@ def rollout_actions(rollout: Rollout | None) -> None:
                 label, key=f"rollout_{verb}", disabled=why_not is not None, help=why_not or meaning
             ):
                 confirm(verb)
-    if rollout is not None and not steps:
-        st.caption(
-            "Nothing to steer at this stage. To leave a live revision, roll back on the Policy page."
-        )
+        if rollout is not None:
+            _undo(rollout)
+    if why_not:
+        st.caption(words.plain(why_not))
+
+
+def _undo(rollout: Rollout) -> None:
+    """Draw the way back to the revision that was in force before, once this one is everywhere."""
+    before, why_not = rollout.base_revision, access.may_not(access.PUBLISH)
+    if rollout.state not in ("all", "live") or before is None:
+        return
+    if not st.button(
+        f"Roll back to revision {before}", key="rollout_undo", disabled=why_not is not None, help=why_not
+    ):
+        return
+    head = data.policy().value
+    if head is not None and head.head is not None:
+        policy_review.open_rollback()
+        policy_review.rollback_dialog(before, head.head)
 
 
 @st.dialog("Steer the rollout")

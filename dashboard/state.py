@@ -17,7 +17,7 @@ RANGES: dict[str, int] = {"15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}
 DEFAULT_RANGE = "1h"
 TICK_S = 10.0
 TICK_FAST_S = 2.0
-_FLASH = "flash"
+_FLASH, _THEN = "flash", "flash_then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,34 @@ def filters() -> Filters:
     )
 
 
-def flash(message: str) -> None:
-    """Keep a message for the next run of the page."""
+def remember(key: str, value: str) -> None:
+    """Keep what a page's own control holds, for `recall`."""
+    st.session_state[f"last_{key}"] = value
+
+
+def recall(key: str, options: list[str]) -> None:
+    """Give a page's own control its last value back when neither the address nor the page has one.
+
+    Streamlit drops such a control from the address on the way to another page, so that Back would open
+    the first option.
+    """
+    last: str | None = st.session_state.get(f"last_{key}")
+    if key not in st.session_state and key not in st.query_params and last in options:
+        st.session_state[key] = last
+
+
+def flash(message: str, *, then: str = "") -> None:
+    """Keep a message for the next run, of this page or of the page whose file is `then`."""
     st.session_state[_FLASH] = message
+    if then:
+        st.session_state[_THEN] = then
+
+
+def follow() -> None:
+    """Go to the page the run before asked for, once."""
+    then: str | None = st.session_state.pop(_THEN, None)
+    if then:
+        st.switch_page(then)
 
 
 def show_flash() -> None:

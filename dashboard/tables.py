@@ -11,19 +11,30 @@ import streamlit as st
 
 column = st.column_config
 
+
+def _bar(top: float, help_: str) -> Any:
+    """Return a bar without a number: beside the number's own column, which shows a dash for unknown."""
+    return column.ProgressColumn(" ", min_value=0, max_value=top, format=" ", help=help_, width=70)
+
+
+def _figure(label: str, help_: str | None = None) -> Any:
+    """Return a column of formatted numbers: text, set right so that digits stand under digits."""
+    return column.TextColumn(label, help=help_, alignment="right")
+
+
 NODES: dict[str, Any] = {
     "node": column.LinkColumn("Node", display_text=r"node=(.+)$"),
     "pool": column.TextColumn("Pool"),
     "state": column.TextColumn("State, age"),
-    "rho": column.ProgressColumn(
-        "rho", min_value=0, max_value=1.2, format="%.2f", help="1.0 is the capacity", width=120
-    ),
+    "rho": column.NumberColumn("rho", format="%.2f", help="1.0 is the capacity", width=60),
+    "rho bar": _bar(1.2, "rho, from 0 to 1.2"),
     "interval": column.TextColumn("Interval"),
     "grade": column.TextColumn("Grade"),
     "arrivals": column.NumberColumn("Req/s", format="%.2f", help="Arrivals at the node"),
     "running": column.NumberColumn("Running"),
     "waiting": column.NumberColumn("Waiting"),
-    "kv": column.ProgressColumn("KV used", min_value=0, max_value=100, format="%.0f %%", width=120),
+    "kv": column.NumberColumn("KV used", format="%.0f %%", width=80),
+    "kv bar": _bar(100, "KV used, from 0 to 100 %"),
     "flags": column.TextColumn("Remarks"),
     "last problem": column.TextColumn("Last problem"),
 }
@@ -34,27 +45,31 @@ TRAFFIC: dict[str, Any] = {
     "admitted": column.NumberColumn("Admitted", format="localized"),
     "refused": column.NumberColumn("Refused", format="localized"),
     "refused %": column.NumberColumn("Refused, %", format="%.1f %%"),
-    "why": column.TextColumn("Why refused"),
-    "tokens/s": column.NumberColumn("Output tokens/s", format="%.0f"),
-    "wait p95": column.TextColumn("Queue wait p95"),
-    "TTFT p95": column.TextColumn("TTFT p95"),
+    "why": column.TextColumn("Why refused", width=170),
+    "tokens/s": column.NumberColumn("Output tokens/s", format="localized"),
+    "wait p95": _figure("Queue wait p95", "At the gateways"),
+    "TTFT p95": _figure(
+        "TTFT p95",
+        "At the gateways: with their queue and the way to the engine and back. Streams only: an answer in "
+        "one piece has no first token.",
+    ),
 }
 LATENCY: dict[str, Any] = {
     "latency": column.TextColumn("Latency"),
-    **{name: column.TextColumn(name) for name in ("p50", "p95", "p99", "p99.9", "mean")},
+    **{name: _figure(name) for name in ("p50", "p95", "p99", "p99.9", "mean")},
     "requests": column.NumberColumn("Observations", format="localized"),
-    "note": column.TextColumn("How far to trust it", width="medium"),
+    "note": column.TextColumn("How far to trust it", width=330),
 }
 GATEWAYS: dict[str, Any] = {
     "gateway": column.TextColumn("Gateway"),
-    "condition": column.TextColumn("Condition"),
-    "revision": column.TextColumn("Revision", help="runs / should run"),
-    "generation": column.TextColumn("Generation", help="runs / should run"),
+    "condition": column.TextColumn("Condition", width=115),
+    "revision": column.TextColumn("Revision", help="runs / should run", width=80),
+    "generation": column.TextColumn("Generation", help="runs / should run", width=90),
     "heard": column.TextColumn("Last answer"),
     "in flight": column.NumberColumn("In flight"),
     "queued": column.TextColumn("Queued", help="interactive / batch / best-effort"),
     "nodes": column.TextColumn("Usable nodes"),
-    "why": column.TextColumn("Why"),
+    "why": column.TextColumn("Why", width=330),
 }
 HISTORY: dict[str, Any] = {
     "revision": column.NumberColumn("Revision", width="small"),
@@ -66,31 +81,41 @@ HISTORY: dict[str, Any] = {
 }
 DIFFERENCES: dict[str, Any] = {
     "field": column.TextColumn("Field", width="medium"),
-    "old": column.TextColumn("Now"),
-    "new": column.TextColumn("Draft"),
-    "theirs": column.TextColumn("Changed meanwhile to"),
+    "old": _figure("Before"),
+    "new": _figure("After"),
+    "theirs": _figure("Others changed it to"),
 }
 TENANTS: dict[str, Any] = {
     "tenant": column.TextColumn(
-        "Tenant", width=160, required=True, max_chars=63, validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+        "Tenant", width=140, required=True, max_chars=63, validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$"
     ),
-    "tier": column.SelectboxColumn("Tier", options=["interactive", "batch", "best_effort"], required=True),
+    "tier": column.SelectboxColumn(
+        "Tier", options=["interactive", "batch", "best_effort"], required=True, width=95
+    ),
     "tokens_per_minute": column.NumberColumn(
-        "Tokens/min", min_value=0, step=1, required=True, format="localized"
+        "Tokens/min", min_value=0, step=1, required=True, format="localized", width=110
     ),
     "burst_tokens": column.NumberColumn(
-        "Burst, tokens", min_value=0, step=1, required=True, format="localized"
+        "Burst, tokens", min_value=0, step=1, required=True, format="localized", width=125
     ),
     "max_in_flight_tokens": column.NumberColumn(
-        "In flight, tokens", min_value=0, step=1, required=True, format="localized"
+        "In flight, tokens", min_value=0, step=1, required=True, format="localized", width=140
     ),
     "max_concurrent_requests": column.NumberColumn(
-        "Requests at once", min_value=0, step=1, required=True, format="localized"
+        "Requests",
+        min_value=0,
+        step=1,
+        required=True,
+        format="localized",
+        width=95,
+        help="At once",
     ),
-    "weight": column.NumberColumn("Weight", min_value=1, max_value=10_000, step=1, required=True),
-    "monthly_budget_usd": column.TextColumn("Budget, USD/month", help="Empty: no budget"),
+    "weight": column.NumberColumn("Weight", min_value=1, max_value=10_000, step=1, required=True, width=85),
+    "monthly_budget_usd": column.TextColumn(
+        "USD/month", help="Budget. Empty: none", alignment="right", width=110
+    ),
     "over_budget": column.SelectboxColumn(
-        "Over budget", options=["warn", "downgrade", "refuse"], required=True
+        "Over budget", options=["warn", "downgrade", "refuse"], required=True, width=120
     ),
 }
 KEYS: dict[str, Any] = {
@@ -110,18 +135,18 @@ SPEND: dict[str, Any] = {
     "requests": column.NumberColumn("Requests", format="localized"),
     "prompt": column.NumberColumn("Prompt tokens", format="localized"),
     "output": column.NumberColumn("Output tokens", format="localized"),
-    "hours": column.TextColumn("Node-hours"),
-    "usd": column.TextColumn("USD"),
+    "hours": _figure("Node-hours"),
+    "usd": _figure("USD"),
 }
 SUBTOTALS: dict[str, Any] = {
     "of": column.TextColumn("Of"),
-    "usd": column.TextColumn("USD"),
+    "usd": _figure("USD"),
     "share": column.ProgressColumn("Share", min_value=0, max_value=100, format="%.1f %%"),
 }
 PRICES: dict[str, Any] = {
     "class": column.TextColumn("Price class"),
     "pool": column.TextColumn("Pool"),
-    "usd": column.TextColumn("USD a node-hour"),
+    "usd": _figure("USD a node-hour"),
     "from": column.TextColumn("In force from"),
     "source": column.TextColumn("Source", width="medium"),
     "by": column.TextColumn("Set by"),
@@ -141,10 +166,16 @@ OPTIONS: dict[str, Any] = {
     "option": column.TextColumn("Option", width="medium"),
     "nodes": column.NumberColumn("Nodes"),
     "spot": column.NumberColumn("Spot nodes"),
-    "usd": column.TextColumn("USD a month"),
+    "usd": _figure("USD a month"),
     "rho peak": column.NumberColumn("rho at peak", format="%.2f"),
     "rho mean": column.NumberColumn("rho at mean", format="%.2f"),
-    "shed": column.TextColumn("Refused while at peak"),
-    "per million": column.TextColumn("USD per million tokens"),
+    "shed": _figure("Refused while at peak"),
+    "per million": _figure("USD per million tokens"),
 }
-PLAIN: dict[str, Any] = {}
+SPOT: dict[str, Any] = {
+    name: _figure(name) for name in ("Spot, USD/h", "Burst always on", "Admission and burst", "Saves")
+}
+CALENDAR: dict[str, Any] = {
+    "Month of": column.TextColumn("Month of"),
+    **{name: _figure(name) for name in ("Static peak", "Admission", "Burst pool always on")},
+}

@@ -12,7 +12,7 @@ import streamlit as st
 
 from control.queries_policy import TenantKey
 from control.roles import Permission
-from dashboard import access, actions, components, state, tables
+from dashboard import access, actions, components, state, tables, words
 from dashboard import viewmodels_policy as vm
 from dashboard.times import Zone
 from fleet.errors import FleetError
@@ -25,6 +25,8 @@ def tenant_keys_panel(keys: Sequence[TenantKey], zone: Zone) -> None:
         components.table(vm.key_rows(keys, zone), tables.KEYS, key="tenant_keys")
     else:
         st.markdown("No tenant has a key yet; requests without one are refused.")
+    if why_not:
+        st.caption(words.plain(why_not))
     left, right = st.columns(2)
     with left.form("new_key", border=True):
         st.markdown("**New key**")

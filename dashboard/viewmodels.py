@@ -5,6 +5,7 @@ Prevents: a state that is only a colour, and a reader who has to know a threshol
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from control.freshness import Freshness
@@ -41,6 +42,7 @@ class Notice:
     page: str = ""  # path of the page's file, for a link
     link: str = ""
     query: dict[str, str] = field(default_factory=dict)
+    alert: int | None = None  # the alert that can be acknowledged here
 
 
 FLEET_PAGE = "app_pages/fleet.py"
@@ -68,11 +70,22 @@ SIGNS: dict[Tone, str] = {
 }
 
 
-def node_state_text(freshness: Freshness, age_s: float | None, state: str) -> str:
+#: Conditions under which what a gateway said last is no word about the present.
+NOT_HEARD: frozenset[Condition] = frozenset({"unreachable", "unknown"})
+#: Remarks that make a fresh node worth a look: its numbers may be those of an engine that hangs.
+SUSPECT = frozenset({"frozen", "stalled"})
+
+
+def node_state_text(
+    freshness: Freshness, age_s: float | None, state: str, flags: Collection[str] = ()
+) -> str:
     """Return a node's state with the age of its last sample: "fresh, 4 s", "silent, never seen"."""
     seen = "never seen" if age_s is None else age(age_s)
     desired = "" if state == "active" else f", {state}"
-    return f"{SIGNS[freshness_tone(freshness)]} {freshness.value}, {seen}{desired}"
+    tone = freshness_tone(freshness)
+    if tone == "good" and SUSPECT.intersection(flags):
+        tone = "watch"
+    return f"{SIGNS[tone]} {freshness.value}, {seen}{desired}"
 
 
 def freshness_tone(freshness: Freshness) -> Tone:

@@ -7,21 +7,22 @@ fleet called healthy because its silent nodes were left out, and rho read withou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from control.freshness import Freshness, stale_after_s
-from control.queries_fleet import AlertView, HealthPoint, HealthView
+from control.queries_fleet import AlertView, HealthView
 from control.queries_gateway_traffic import TenantTraffic
 from control.queries_nodes import NodeRowView
-from control.queries_policy import AuditEntry, GatewayState
-from dashboard import charts, theme, words
-from dashboard.charts import Figure, Line, Marker
+from control.queries_policy import GatewayState
+from dashboard import words
 from dashboard.data import FleetNow, Traffic
 from dashboard.times import UNKNOWN, Zone, age
 from dashboard.viewmodels import (
     CONDITION_LOOKS,
     NODE_PAGE,
+    NOT_HEARD,
     ROLLOUT_PAGE,
     Card,
     Notice,
@@ -34,7 +35,6 @@ from fleet.health_reading import TARGET_RHO
 REFUSED_WATCH, REFUSED_ACT = 0.01, 0.10
 KV_WATCH, KV_ACT = 0.85, 0.95
 TTFT_GOOD_S = 0.5  # the default objective: p95 under 500 ms
-ROWS_SHOWN = 6
 
 GRADES: dict[str, str] = {
     "A": "well measured",
@@ -46,15 +46,27 @@ RHO_HELP = (
     "rho = arrival rate / service capacity. Capacity is what busy nodes could finish at the present mix, "
     f"not what they finished. Above {TARGET_RHO:g} for two minutes an alert opens."
 )
-BALANCE_HELP = (
-    "Flow balance is arrivals / completions. It reads 1.0 for every stable fleet, idle ones included, so "
-    "it never drives an alarm; away from 1 it says that queues grow or drain."
-)
 
 
 def cards(now: FleetNow) -> list[Card]:
     """Return the five numbers of the first row."""
-    return [_rho(now.health), _ttft(now), _refused(now.traffic), _queued(now), _kv(now.nodes)]
+    stopped_s = now.health.age_s if now.health is not None and now.health.is_stale else None
+    return [
+        _rho(now.health, now.traffic),
+        _ended(_ttft(now), stopped_s),
+        _ended(_refused(now.traffic), stopped_s),
+        _queued(now),
+        _kv(now.nodes),
+    ]
+
+
+def _ended(card: Card, stopped_s: float | None) -> Card:
+    """Return a card over ten minutes; without new rounds it is no verdict about the present."""
+    if stopped_s is None or card.value == UNKNOWN:
+        return card
+    return replace(
+        card, tone="unknown", word="stale", note=f"{card.note}, none for {age(stopped_s)}".lstrip(", ")
+    )
 
 
 def rho_tone(rho: float | None, low: float | None) -> tuple[Tone, str]:
@@ -68,7 +80,7 @@ def rho_tone(rho: float | None, low: float | None) -> tuple[Tone, str]:
     return "good", "has room"
 
 
-def _rho(health: HealthView | None) -> Card:
+def _rho(health: HealthView | None, traffic: Sequence[TenantTraffic]) -> Card:
     if health is None:
         return Card("Fleet rho", UNKNOWN, "no verdict yet", "unknown", help=RHO_HELP)
     if health.is_stale:
@@ -78,17 +90,30 @@ def _rho(health: HealthView | None) -> Card:
     notes = [words.interval(health.rho_low, health.rho_high)]
     if health.grade:
         notes.append(f"grade {health.grade}, {GRADES.get(health.grade, '')}")
-    if health.partial:
-        notes.append("partial: " + (", ".join(health.missing_nodes) or "some nodes unknown"))
+    share = refused_share(traffic)
+    if share is not None and share[0] >= REFUSED_WATCH * max(1, share[1]):
+        notes.append("of all demand, refused requests included")
+    if health.rho is None:
+        notes.append("capacity is learned from some minutes of load")
+    if health.partial and health.missing_nodes:
+        notes.append("partial: " + _some(health.missing_nodes))
+    elif health.partial and health.rho is not None:
+        notes.append("partial: some nodes unknown")
     return Card(
         "Fleet rho", words.ratio(health.rho), word, tone, "; ".join(n for n in notes if n), RHO_HELP
     )
 
 
+def _some(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+
+
 def _ttft(now: FleetNow) -> Card:
     view = now.latency.get("ttft_s")
     help_ = "95th percentile of the time to the first token at the engines, all nodes' histograms merged."
-    label = "TTFT p95, 10 min"
+    label = "Engine TTFT p95, 10 min"
     if view is None or view.p95 is None:
         return Card(label, UNKNOWN, "no requests", "unknown", "nothing measured in 10 min", help_)
     tone: Tone = "good" if not view.p95.is_censored and view.p95.estimate <= TTFT_GOOD_S else "watch"
@@ -123,7 +148,11 @@ def _refused(traffic: Sequence[TenantTraffic]) -> Card:
 
 
 def _queued(now: FleetNow) -> Card:
-    gates = [sum(q.requests for q in g.queues.values()) for g in now.gateways if g.queues is not None]
+    gates = [
+        sum(q.requests for q in g.queues.values())
+        for g in now.gateways
+        if g.queues is not None and g.condition not in NOT_HEARD
+    ]
     health = now.health
     engines = health.waiting if health is not None and not health.is_stale else None
     is_whole = engines is not None and len(gates) == len(now.gateways)
@@ -208,11 +237,13 @@ def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
         NODE_PAGE if is_node else "",
         a.subject if is_node else "",
         {"node": a.subject} if is_node else {},
+        alert=a.id if a.acknowledged_at is None else None,
     )
 
 
 def _lost_node(n: NodeRowView, at: datetime, zone: Zone) -> Notice:
-    detail = f", {n.last_failure_detail}" if n.last_failure_detail else ""
+    said = (n.last_failure_detail or "").partition(": [Errno")[0]
+    detail = f", {said}" if said else ""
     why = (
         f"does not answer: {n.last_failure_reason}{detail}"
         if n.last_failure_reason
@@ -235,49 +266,35 @@ def _gateway(g: GatewayState) -> Notice:
     return Notice(tone, word, f"Gateway {g.name}: {g.message or word}", heard, ROLLOUT_PAGE, "Rollout")
 
 
-def changes(entries: Sequence[AuditEntry], at: datetime, zone: Zone) -> list[str]:
-    """Return the newest changes as lines of Markdown, newest first."""
-    return [
-        f"**{words.plain(e.action)}** {words.plain(e.subject)} by {words.plain(e.actor)}"
-        + (f": {words.plain(e.note[:80])}" if e.note else "")
-        + f" :small[:gray[{words.plain(zone.since(e.at, at))}]]"
-        for e in entries[:ROWS_SHOWN]
-    ]
-
-
 def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
-    """Return the node table by column, worst state first; a node that is not fresh has no values."""
+    """Return the node table by column: lost nodes, nodes with remarks, the others.
+
+    A node that is not fresh has no values.
+    """
     order = {Freshness.SILENT: 0, Freshness.STALE: 1, Freshness.FRESH: 2}
-    rows = sorted(nodes, key=lambda n: (order[n.freshness], n.name))
+    rows = sorted(nodes, key=lambda n: (order[n.freshness], not n.flags, n.name))
     fresh = [n.freshness is Freshness.FRESH for n in rows]
 
     def kept(values: list[Any]) -> list[Any]:
         return [value if is_fresh else None for value, is_fresh in zip(values, fresh, strict=True)]
 
+    kv = kept([None if n.kv_used_ratio is None else 100 * n.kv_used_ratio for n in rows])
     return {
         "node": [f"/node?node={n.name}" for n in rows],
         "pool": [n.pool for n in rows],
-        "state": [node_state_text(n.freshness, n.age_s, n.state) for n in rows],
+        "state": [node_state_text(n.freshness, n.age_s, n.state, n.flags) for n in rows],
         "rho": kept([n.rho for n in rows]),
+        "rho bar": kept([n.rho for n in rows]),
         "interval": kept([words.interval(n.rho_low, n.rho_high) or None for n in rows]),
         "grade": kept([n.grade for n in rows]),
         "arrivals": kept([n.arrival_rate for n in rows]),
         "running": kept([n.running for n in rows]),
         "waiting": kept([n.waiting for n in rows]),
-        "kv": kept([None if n.kv_used_ratio is None else 100 * n.kv_used_ratio for n in rows]),
+        "kv": kv,
+        "kv bar": kv,
         "flags": [", ".join(n.flags) for n in rows],
         "last problem": [n.last_failure_reason for n in rows],
     }
-
-
-def balance(health: HealthView | None) -> str:
-    """Return the flow balance as a sentence beside rho."""
-    if health is None or health.is_stale or health.flow_balance is None:
-        return "Flow balance (arrivals / completions): not known."
-    return (
-        f"Flow balance (arrivals / completions): **{health.flow_balance:.2f}**. "
-        "It reads 1.0 for any stable fleet, idle ones included, so it never drives an alarm."
-    )
 
 
 def coverage(now: FleetNow, at: datetime) -> str:
@@ -290,50 +307,6 @@ def coverage(now: FleetNow, at: datetime) -> str:
         f"Newest round {age((at - newest.at).total_seconds())} ago: {newest.nodes_sampled} of "
         f"{newest.nodes_total} nodes answered, each {newest.period_s:g} s"
         + (f"; failed: {failed}." if failed else ".")
-    )
-
-
-def rho_figure(points: Sequence[HealthPoint], entries: Sequence[AuditEntry], zone: Zone) -> Figure:
-    """Return rho over time with its interval, the 0.85 line and the changes people made."""
-    starts = [p.at for p in points]
-    markers = [
-        Marker(e.at, e.subject.replace("revision ", "r"))
-        for e in entries
-        if e.action == "policy.publish" and starts and starts[0] <= e.at
-    ]
-    values = [p.rho for p in points]
-    known = [v for v in values if v is not None]
-    summary = (
-        f"rho of the fleet over time, between {min(known):.2f} and {max(known):.2f}"
-        if known
-        else "rho of the fleet over time: nothing known"
-    )
-    return charts.timeline(
-        starts,
-        [Line("rho", values, theme.BLUE)],
-        zone,
-        title="Fleet rho",
-        unit="ratio",
-        summary=summary,
-        limit=(TARGET_RHO, f"{TARGET_RHO:g}, alert after 2 min"),
-        markers=markers,
-        band=([p.rho_low for p in points], [p.rho_high for p in points]),
-    )
-
-
-def flow_figure(points: Sequence[HealthPoint], zone: Zone) -> Figure:
-    """Return arrivals, capacity and completions over time."""
-    return charts.timeline(
-        [p.at for p in points],
-        [
-            Line("capacity mu", [p.service_rate for p in points], theme.ORANGE, "dash"),
-            Line("arrivals lambda", [p.arrival_rate for p in points], theme.BLUE),
-            Line("finished X", [p.throughput for p in points], theme.GREEN, "dot"),
-        ],
-        zone,
-        title="Arrivals, capacity, completions",
-        unit="req/s",
-        summary="arrival rate, service capacity and throughput of the fleet over time",
     )
 
 
@@ -359,9 +332,11 @@ def traffic_rows(found: Traffic) -> dict[str, list[Any]]:
 
 def _tokens_per_s(t: TenantTraffic, covered_s: dict[tuple[str, str], float]) -> float | None:
     covered = covered_s.get((t.tenant, t.tier), 0.0)
-    return t.output_tokens / covered if t.output_tokens is not None and covered > 0 else None
+    return round(t.output_tokens / covered) if t.output_tokens is not None and covered > 0 else None
 
 
 def _why(t: TenantTraffic) -> str:
     reasons = sorted(((count, name) for name, count in t.refused.items() if count), reverse=True)
-    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for count, name in reasons)
+    return ", ".join(
+        f"{name.removeprefix('rejected_').replace('_', ' ')} {count:,}" for count, name in reasons
+    )

@@ -103,7 +103,10 @@ def problem_for(problem: InvalidPolicy | None, section: str) -> str | None:
     where = here[0] if here and here[0] in ("tiers", "tenants") else ""
     if where != section:
         return None
-    return f"{words.plain(problem.message)}. {words.plain(problem.hint)}"
+    pointer = problem.field or ""
+    message = problem.message.removeprefix(f"{pointer}: ")
+    hint = "" if problem.hint == f"Correct {pointer}" else f". {words.plain(problem.hint)}"
+    return f"{words.plain(field_text(pointer))}: {words.plain(message)}{hint}"
 
 
 def history_rows(history: Sequence[RevisionHead], zone: Zone) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from dashboard import words
 from dashboard.actions import Verb
 from dashboard.data import RolloutNow
 from dashboard.times import UNKNOWN, Zone, age
-from dashboard.viewmodels import CONDITION_LOOKS, SIGNS, Card
+from dashboard.viewmodels import CONDITION_LOOKS, NOT_HEARD, SIGNS, Card
 from dashboard.words import Tone
 from fleet.outcomes import TIERS
 
@@ -28,7 +28,7 @@ STATES: dict[RolloutState, tuple[Tone, str, str]] = {
         "It stays at the first gateway until somebody resumes, promotes or aborts.",
     ),
     "all": ("plain", "going to all", "Every gateway is being sent the revision."),
-    "live": ("good", "live", "Every gateway confirmed it."),
+    "live": ("good", "live", "Every gateway confirmed it when it went live."),
     "superseded": ("unknown", "superseded", "A newer revision took its place."),
     "aborted": ("act", "aborted", "Gateways go back to the revision before it."),
 }
@@ -62,16 +62,29 @@ def cards(now: RolloutNow, at: datetime, zone: Zone) -> list[Card]:
             "plain",
             _by(now, at, zone),
         ),
-        Card("Stage", word, word, tone, meaning),
+        Card("Stage", word, "in force" if rollout.state == "live" else _for(rollout, at), tone, meaning),
         Card(
             "Gateways confirmed",
             f"{len(done)} of {len(now.gateways)}",
             "all" if whole else "not all",
             "good" if whole else "watch",
-            f"since revision {rollout.base_revision}" if rollout.base_revision else "",
+            _missing(now.gateways, done),
         ),
         Card("Bake", bake_text(rollout, at), *_bake_look(rollout)),
     ]
+
+
+def _missing(gateways: Sequence[GatewayState], done: Sequence[GatewayState]) -> str:
+    left = [f"{g.name} {_left(g)}" for g in gateways if g not in done]
+    return ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+
+
+def _left(g: GatewayState) -> str:
+    return f"on revision {g.revision_observed or UNKNOWN}" if g.condition == "converged" else g.condition
+
+
+def _for(rollout: Rollout, at: datetime) -> str:
+    return f"for {age((at - rollout.updated_at).total_seconds())}"
 
 
 def is_done(gateway: GatewayState, rollout: Rollout) -> bool:
@@ -90,10 +103,12 @@ def bake_text(rollout: Rollout, at: datetime) -> str:
     if rollout.state == "baking" and rollout.bake_started_at is not None:
         left = rollout.bake_started_at + timedelta(seconds=rollout.bake_s) - at
         return f"{max(0.0, left.total_seconds()):.0f} s left"
-    return f"{rollout.bake_s:g} s" if rollout.strategy == "staged" else "none"
+    return f"{rollout.bake_s:g} s" if rollout.strategy == "staged" else UNKNOWN
 
 
 def _bake_look(rollout: Rollout) -> tuple[str, Tone, str]:
+    if rollout.strategy != "staged":
+        return "no bake", "plain", "every gateway at once"
     first = f"first gateway: {rollout.first_gateway}" if rollout.first_gateway else ""
     if rollout.state == "baking":
         return "watched", "plain", first
@@ -115,10 +130,13 @@ def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
         "revision": [_pair(g.revision_observed, g.revision_desired) for g in rows],
         "generation": [_pair(g.observed_generation, g.desired_generation) for g in rows],
         "heard": ["never" if g.age_s is None else f"{age(g.age_s)} ago" for g in rows],
-        "in flight": [g.in_flight for g in rows],
+        "in flight": [None if g.condition in NOT_HEARD else g.in_flight for g in rows],
         "queued": [_queues(g) for g in rows],
         "nodes": [
-            UNKNOWN if g.nodes_usable is None else f"{g.nodes_usable} of {g.nodes_total}" for g in rows
+            UNKNOWN
+            if g.nodes_usable is None or g.condition in NOT_HEARD
+            else f"{g.nodes_usable} of {g.nodes_total}"
+            for g in rows
         ],
         "why": [_why(g) for g in rows],
     }
@@ -129,7 +147,7 @@ def _pair(observed: int | None, desired: int | None) -> str:
 
 
 def _queues(g: GatewayState) -> str:
-    if g.queues is None:
+    if g.queues is None or g.condition in NOT_HEARD:
         return UNKNOWN
     return " / ".join(words.count(g.queues[t].requests) if t in g.queues else UNKNOWN for t in TIERS)
 

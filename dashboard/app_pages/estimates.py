@@ -33,7 +33,7 @@ with right:
 left, right = components.two()
 with left:
     st.subheader("At other spot prices")
-    components.table(vm.spot_rows(found), tables.PLAIN, key="spot")
+    components.table(vm.spot_rows(found), tables.SPOT, key="spot")
 with right:
     st.subheader("In calendar months")
-    components.table(vm.calendar_rows(found), tables.PLAIN, key="calendar")
+    components.table(vm.calendar_rows(found), tables.CALENDAR, key="calendar")

@@ -6,7 +6,9 @@ import streamlit as st
 
 from dashboard import components, data, state, tables, words
 from dashboard import viewmodels_fleet as vm
-from dashboard.acknowledge import acknowledge_controls
+from dashboard import viewmodels_load as load
+from dashboard.acknowledge import acknowledge_button
+from dashboard.viewmodels_changes import changes
 
 st.title("Fleet")
 chosen = state.filters()
@@ -33,12 +35,11 @@ def live() -> None:
         wanting = vm.attention(fleet, at, chosen.zone)
         if not wanting:
             st.markdown("Nothing: no alert is open, every active node is fresh, every gateway converged.")
-        components.notices(wanting)
-        acknowledge_controls(fleet.alerts)
+        components.notices(wanting, beside=acknowledge_button)
     with right:
         st.subheader("Recent changes")
         components.paragraphs(
-            vm.changes(fleet.changes, at, chosen.zone) or ["Nobody has changed anything yet."]
+            changes(fleet.changes, at, chosen.zone) or ["Nobody has changed anything yet."]
         )
     if fleet.nodes:
         st.subheader("Nodes")
@@ -48,10 +49,10 @@ def live() -> None:
     if not components.problem(history, at, chosen.zone) and history.value is not None:
         first, second = components.two()
         with first:
-            components.plot(vm.rho_figure(history.value, fleet.changes, chosen.zone), key="fleet_rho")
+            components.plot(load.rho_figure(history.value, fleet.changes, chosen.zone), key="fleet_rho")
         with second:
-            components.plot(vm.flow_figure(history.value, chosen.zone), key="fleet_flow")
-        st.caption(vm.balance(fleet.health), help=vm.BALANCE_HELP)
+            components.plot(load.flow_figure(history.value, chosen.zone), key="fleet_flow")
+        st.caption(load.balance(fleet.health), help=load.BALANCE_HELP)
     st.subheader("Traffic by tenant")
     traffic = data.traffic(chosen.span_s)
     if components.problem(traffic, at, chosen.zone) or traffic.value is None:

@@ -15,7 +15,9 @@ if components.problem(names, data.now(), chosen.zone) or not names.value:
     if names.problem is None:
         st.info("No node is registered. Add one: `rhodeck nodes add NAME URL --pool POOL`.")
     st.stop()
+state.recall("node", names.value)
 name = st.selectbox("Node", names.value, key="node", bind="query-params", width=320)
+state.remember("node", name)
 
 
 def live() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import access, components, data, state, tables
+from dashboard import access, components, data, state, tables, words
 from dashboard import viewmodels_spend as vm
 from dashboard.prices_panel import prices_panel
 
@@ -37,6 +37,8 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
     if export.value is not None and export.value.refused is not None:
         components.failure(export.value.refused, title="No export")
     elif export.value is not None and export.value.export is not None:
+        if why_not:
+            st.caption(words.plain(why_not))
         st.link_button("Download CSV", vm.export_path(month), disabled=why_not is not None, help=why_not)
         st.caption(vm.export_text(export.value.export, chosen.zone))
 

@@ -45,7 +45,7 @@ def test_fleet_shows_the_five_numbers_and_what_is_wrong(full: Show) -> None:
     assert "more for acme" in said
     assert "It reads 1.0 for any stable fleet" in said
     assert column(at, "state")[0] == "\u2716 silent, never seen"
-    assert column(at, "why") == ["rejected quota rate 60"]
+    assert column(at, "why") == ["quota rate 60"]
     # 12,000 tokens each 10 s, over the 300 s counted of the hour: 1,200/s, not 100/s
     assert column(at, "tokens/s") == [pytest.approx(1_200.0)]
 
@@ -219,3 +219,39 @@ def test_nobody_signed_in_sees_nothing(
     at = full("fleet")
     assert text(at).strip() == "You are signed out."
     assert len(at.dataframe) == 0
+
+
+def test_controls_a_role_may_not_use_say_why_in_sight(full: Show, as_role: Callable[[str], str]) -> None:
+    as_role("viewer")
+    assert "Your role, viewer, may not change nodes" in text(full("node", node="n1"))
+    assert "Your role, viewer, may not steer" in text(full("rollout"))
+    spend = text(full("spend"))
+    assert "Your role, viewer, may not export" in spend
+    assert "Your role, viewer, may not set prices" in spend
+
+
+# ---- ways -----------------------------------------------------------------------------------------------
+
+
+def test_after_a_publish_the_next_run_is_the_rollout_page_with_the_message(full: Show) -> None:
+    at = full("policy")
+    at.session_state["flash"] = "Revision 3 is published."
+    at.session_state["flash_then"] = "app_pages/rollout.py"
+    at.run()
+    assert [t.value for t in at.title] == ["Rollout"]
+    assert "Revision 3 is published." in text(at)
+
+
+def test_a_node_stays_chosen_over_a_visit_to_another_page(full: Show) -> None:
+    at = full("node", node="n2")
+    at.switch_page("app_pages/fleet.py").run()
+    at.query_params.clear()  # as the browser does on the way
+    at.switch_page("app_pages/node.py").run()
+    assert at.selectbox(key="node").value == "n2"
+    at.selectbox(key="node").select("n1").run()
+    assert at.selectbox(key="node").value == "n1"
+
+
+def test_a_live_revision_can_be_undone_where_it_is_watched(full: Show) -> None:
+    at = full("rollout")
+    assert at.button(key="rollout_undo").label == "Roll back to revision 1"

@@ -27,6 +27,7 @@ from dashboard import (
 from dashboard import viewmodels_fleet as fleet
 from dashboard.data import FleetNow, Pulse, Traffic
 from dashboard.times import UTC_ZONE
+from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_frame import stale_after, who
 from fleet.errors import InvalidPolicy
 from fleet.months import month_of
@@ -250,3 +251,52 @@ def test_freshness_follows_the_rule_nodes_are_judged_by() -> None:
     assert stale_after(Pulse(NOW, 10.0)) == 30.0  # three rounds
     assert stale_after(Pulse(NOW, 300.0)) == 450.0  # but never less than one and a half
     assert "admin" in who("x", "admin", signed_in=False)
+
+
+def entry(number: int, action: str, subject: str, *, via: str = "page", note: str = "") -> AuditEntry:
+    actor = "controller" if via == "controller" else "ana"
+    return AuditEntry(number, NOW, actor, "operator", via, action, subject, note, {})
+
+
+def test_rows_of_machines_push_no_persons_change_off_the_page() -> None:
+    steps = [
+        entry(100 - i, f"rollout.{i}", f"revision {i // 20}", via="controller", note="on its way")
+        for i in range(60)
+    ]
+    said = changes([*steps, entry(1, "policy.publish", "revision 0", note="more for acme")], NOW, UTC_ZONE)
+    # three revisions rolled out in 20 steps each: a line for each, its newest step, then the person's
+    assert [line.split("**")[1] for line in said] == [
+        *("rollout\\.0", "rollout\\.20", "rollout\\.40"),
+        "policy\\.publish",
+    ]
+
+
+def test_like_acts_are_one_line_and_a_reason_stands_alone() -> None:
+    entries = [
+        entry(5, "node.drain", "node n3"),
+        entry(4, "node.drain", "node n2"),
+        entry(3, "node.drain", "node n1", note="bad fan"),
+        entry(2, "node.drain", "node n0"),
+    ]
+    said = changes(entries, NOW, UTC_ZONE)
+    assert ["and 1 more" in line for line in said] == [True, False, False]
+    assert "bad fan" in said[1]
+
+
+def test_what_a_silent_gateway_said_last_is_no_present_value() -> None:
+    rows = viewmodels_rollout.gateway_rows([gateway("converged"), gateway("unreachable")])
+    assert rows["gateway"] == ["gw-unreachable", "gw-converged"]
+    assert rows["in flight"] == [None, 0]
+    assert rows["nodes"] == ["\u2014", "1 of 1"]
+    assert rows["queued"][0] == "\u2014"
+
+
+def test_a_fresh_node_whose_engine_hangs_is_not_marked_good() -> None:
+    hanging = viewmodels.node_state_text(Freshness.FRESH, 4.0, "active", ("frozen",))
+    assert hanging == "\u25b2 fresh, 4 s"
+    assert viewmodels.node_state_text(Freshness.FRESH, 4.0, "active", ("restart",)) == "\u2713 fresh, 4 s"
+
+
+def test_a_problem_is_said_in_words_without_the_pointer_twice() -> None:
+    problem = InvalidPolicy("/tiers: weights sum to 90", field="/tiers", hint="Correct /tiers")
+    assert viewmodels_policy.problem_for(problem, "tiers") == "tiers: weights sum to 90"
