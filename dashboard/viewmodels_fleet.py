@@ -48,8 +48,13 @@ RHO_HELP = (
 )
 
 
-def cards(now: FleetNow) -> list[Card]:
-    """Return the five numbers of the first row."""
+def cards(now: FleetNow, *, is_last_known: bool = False) -> list[Card]:
+    """Return the five numbers of the first row; without a verdict if they are only the last known ones."""
+    found = _cards(now)
+    return [replace(c, tone="unknown", word="last known") for c in found] if is_last_known else found
+
+
+def _cards(now: FleetNow) -> list[Card]:
     stopped_s = now.health.age_s if now.health is not None and now.health.is_stale else None
     return [
         _rho(now.health, now.traffic),

@@ -20,14 +20,16 @@ def live() -> None:
     found = data.fleet_now()
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
-    fleet = found.value
+    fleet, is_old = found.value, found.problem is not None
+    if is_old and found.as_of is not None:
+        at = found.as_of  # judged by the clock of then: nobody stopped but the database
     if not fleet.nodes:
         st.info(
             "No node is registered yet. Add a pool, then its nodes: "
             "`rhodeck pools add main --model MODEL`, `rhodeck nodes add NAME URL --pool main`.",
             title="Nothing to watch",
         )
-    components.cards(vm.cards(fleet))
+    components.cards(vm.cards(fleet, is_last_known=is_old))
     st.caption(vm.coverage(fleet, at))
     left, right = components.two()
     with left:

@@ -195,6 +195,8 @@ def test_an_outage_keeps_what_was_last_known_with_its_age(
     assert "cannot be reached" in said
     assert "Shown below is what was last known" in said
     assert "0.62" in said
+    assert said.count("last known") >= 6  # the notice, and every number beside it
+    assert "is `rhodeck control` running" not in said
     away.dispose()
 
 
