@@ -20,7 +20,7 @@ _HANDLER = "streamlit_console_handler"
 def adopt() -> None:
     """Send what Streamlit's loggers say to the process's handler, those it makes later included."""
     streamlit_logger.setup_formatter = _let_through
-    bootstrap._print_url = _say_that_it_listens
+    bootstrap._print_url = _say_that_it_listens  # pyright: ignore[reportPrivateUsage]
     for settings in LOGGING_CONFIG["loggers"].values():
         settings |= {"handlers": [], "propagate": True, "level": "WARNING"}
     for name in list(logging.Logger.manager.loggerDict):

@@ -23,6 +23,7 @@ from dashboard.viewmodels import (
     CONDITION_LOOKS,
     NODE_PAGE,
     NOT_HEARD,
+    POLICY_PAGE,
     ROLLOUT_PAGE,
     Card,
     Notice,
@@ -200,7 +201,18 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
         if n.state == "active" and n.freshness is not Freshness.FRESH and n.name not in covered
     ]
     found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
+    found += _refusing(now.traffic)
     return sorted(found, key=_severity)
+
+
+def _refusing(traffic: Sequence[TenantTraffic]) -> list[Notice]:
+    """Return that many requests are refused, and whose most of them are; nothing below the limit."""
+    share = refused_share(traffic)
+    if share is None or share[0] < REFUSED_ACT * max(1, share[1]):
+        return []
+    most = max(traffic, key=lambda t: t.refused_total)
+    text = f"{words.percent(share[0] / share[1])} of requests are refused, most of them of {most.tenant}"
+    return [Notice("watch", "refusing", text, f"in 10 min: {_why(most)}", POLICY_PAGE, "Policy")]
 
 
 def _severity(notice: Notice) -> int:

@@ -300,3 +300,15 @@ def test_a_fresh_node_whose_engine_hangs_is_not_marked_good() -> None:
 def test_a_problem_is_said_in_words_without_the_pointer_twice() -> None:
     problem = InvalidPolicy("/tiers: weights sum to 90", field="/tiers", hint="Correct /tiers")
     assert viewmodels_policy.problem_for(problem, "tiers") == "tiers: weights sum to 90"
+
+
+def test_many_refusals_want_attention_and_name_whose_and_why() -> None:
+    def wanting(offered: int, refused: int) -> list[viewmodels.Notice]:
+        flows = (traffic(offered, refused), traffic(100, 0))
+        return fleet.attention(FleetNow(None, (), (), (), (), (), {}, flows), NOW, UTC_ZONE)
+
+    assert wanting(100, 19) == []  # 19 of 200: 9.5 %, below the limit of 10 %
+    (notice,) = wanting(100, 50)  # 50 of 200
+    assert notice.text == "25.0 % of requests are refused, most of them of acme"
+    assert notice.since == "in 10 min: quota rate 50"
+    assert notice.page == viewmodels.POLICY_PAGE
