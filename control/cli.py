@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -56,7 +57,7 @@ def _process(name: str) -> click.Command:
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def start(arguments: tuple[str, ...]) -> None:
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 # no shell
+        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 # no shell
 
     return start
 
@@ -101,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         where = f"{exc.filename}: " if exc.filename else ""
         click.echo(f"error: {where}{exc.strerror or exc}", err=True)
         click.echo("hint:  Look at the room and the permissions where files and output go", err=True)
+        # What could not be written would be flushed again at exit, and that failure ends with code 120.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 # until the process ends
         sys.exit(1)
 
 

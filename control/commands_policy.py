@@ -89,6 +89,10 @@ def publish(
         return Published(**known)
     newest = queries_policy.head(session)
     if (newest.number if newest else 0) != parent:
+        if parent and queries_policy.revision(session, parent) is None:
+            known = f"the newest is {newest.number}" if newest else "there is none yet"
+            hint = "See `rhodeck policy history`"
+            raise NotFound(f"there is no revision {parent}; {known}", hint=hint, field="parent")
         raise _overtaken(session, parent)
     _refuse_unchanged(session, newest, policy)
     published = _write(

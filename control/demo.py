@@ -109,15 +109,17 @@ def seed_fleet(session: Session, nodes: Mapping[str, str], profile: EngineProfil
         )
 
 
-def seed_gateways(session: Session, urls: Mapping[str, str], now: datetime) -> None:
+def seed_gateways(
+    session: Session, urls: Mapping[str, str], now: datetime, *, actor: Actor = ACTOR
+) -> None:
     """Register gateways (name -> URL); those that moved are moved, others are removed."""
     known = {gateway.name: gateway.url for gateway in gateways(session)}
     for name, url in known.items():
         if urls.get(name) != url:
-            remove_gateway(session, name=name, actor=ACTOR, now=now)
+            remove_gateway(session, name=name, actor=actor, now=now)
     for name, url in urls.items():
         if known.get(name) != url:
-            add_gateway(session, name=name, url=url, actor=ACTOR, now=now)
+            add_gateway(session, name=name, url=url, actor=actor, now=now)
 
 
 def seed_policy(session: Session, now: datetime) -> None:

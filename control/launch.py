@@ -124,11 +124,13 @@ class Machine:
         engine = make_engine(self.server.dsn, pool_size=1)
         try:
             with session_scope(engine) as session:
-                demo.seed_gateways(session, ports.gateway_urls(), now)
                 if simulation is not None:
+                    demo.seed_gateways(session, ports.gateway_urls(), now)
                     passwords.update(self._seed_demo(session, simulation.profile))
                 else:
-                    ensure_first_revision(session, author=Actor("up", Role.ADMIN, "cli"), now=now)
+                    up = Actor("up", Role.ADMIN, "cli")
+                    demo.seed_gateways(session, ports.gateway_urls(), now, actor=up)
+                    ensure_first_revision(session, author=up, now=now)
         finally:
             engine.dispose()
 

@@ -50,6 +50,7 @@ class _Running:
     process: asyncio.subprocess.Process
     started_s: float
     failures: int = 0  # exits and failed starts in a row before it, none of them steady
+    log_start: int = 0  # bytes of the log that are from before this start
 
 
 def free_port(preferred: int, *, host: str = "127.0.0.1") -> int:
@@ -102,8 +103,10 @@ class Supervisor:
     async def _spawn(self, part: Part, *, failures: int) -> _Running:
         self._logs.mkdir(parents=True, exist_ok=True)
         with (self._logs / f"{part.name}.log").open("ab") as log:
+            log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # import nothing from the folder we happen to be in
                 *part.arguments,
                 env={**os.environ, **part.env},
                 stdin=asyncio.subprocess.DEVNULL,
@@ -111,7 +114,7 @@ class Supervisor:
                 stderr=log,
                 preexec_fn=die_with_parent(signal.SIGTERM) if has_death_signal() else None,
             )
-        running = _Running(part, process, self._clock.monotonic_s(), failures)
+        running = _Running(part, process, self._clock.monotonic_s(), failures, log_start)
         self._running[part.name] = running
         return running
 
@@ -123,19 +126,20 @@ class Supervisor:
         async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
             while self._clock.monotonic_s() < deadline:
                 if running.process.returncode is not None:
-                    raise self._failed(part, f"exited with code {running.process.returncode}")
+                    raise self._failed(running, f"exited with code {running.process.returncode}")
                 if part.ready_file is not None and part.ready_file.exists():
                     return
                 with contextlib.suppress(httpx.HTTPError):
                     if part.ready_url and (await client.get(part.ready_url)).status_code < 500:
                         return
                 await asyncio.sleep(0.1)
-        raise self._failed(part, f"was not ready in {part.ready_timeout_s:g} s")
+        raise self._failed(running, f"was not ready in {part.ready_timeout_s:g} s")
 
-    def _failed(self, part: Part, what: str) -> FleetError:
-        log = self._logs / f"{part.name}.log"
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-        return Unavailable(f"{part.name} {what}\n{tail}", hint=f"The whole log is {log}")
+    def _failed(self, running: _Running, what: str) -> FleetError:
+        log = self._logs / f"{running.part.name}.log"
+        said = log.read_bytes()[running.log_start :].decode(errors="replace")
+        tail = "\n".join(said.splitlines()[-8:])
+        return Unavailable(f"{running.part.name} {what}\n{tail}", hint=f"The whole log is {log}")
 
     async def _watch(self, name: str) -> None:
         while not self._stopping.is_set():

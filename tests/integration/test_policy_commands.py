@@ -86,6 +86,12 @@ def test_the_second_editor_gets_a_conflict_with_what_the_first_changed(session: 
     assert changed["/tenants/acme/tokens_per_minute"] == (None, 600)
 
 
+def test_a_parent_that_never_was_is_not_called_overtaken(session: Session) -> None:
+    publish(session, document=document(acme=1_000), parent=0, author=OPERATOR, note="first", now=NOW)
+    with pytest.raises(NotFound, match="there is no revision 7; the newest is 1"):
+        publish(session, document=document(acme=2_000), parent=7, author=OPERATOR, note="x", now=NOW)
+
+
 def test_of_editors_at_the_same_moment_exactly_one_wins(database: FreshDatabase) -> None:
     editors = 6
     with Session(database.engine) as session:

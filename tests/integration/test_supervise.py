@@ -88,6 +88,29 @@ def test_a_part_that_dies_at_once_is_reported_with_its_last_words(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_the_last_words_are_of_this_start_and_nothing_is_imported_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the current folder that is called like a module must not run."""
+    (tmp_path / "csv.py").write_text("raise SystemExit('I should not have run')\n")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "broken.log").write_text("words of an earlier start\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> str:
+        boss = supervisor(tmp_path, [])
+        program = "import csv; raise SystemExit(f'csv has {hasattr(csv, \"reader\")}')"
+        part = Part("broken", ("-c", program), ready_url=f"http://127.0.0.1:{free_port(0)}/")
+        with pytest.raises(Unavailable) as failed:
+            await boss.start(part)
+        await boss.stop()
+        return failed.value.message
+
+    said = asyncio.run(scenario())
+    assert "csv has True" in said
+    assert "earlier start" not in said
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signals are Linux's")
 def test_parts_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     script = (

@@ -246,8 +246,13 @@ def test_a_closed_standard_input_is_said_plainly():
     assert b"Traceback" not in closed.stderr
 
 
-def test_a_full_disk_under_the_output_is_said_plainly():
-    with Path("/dev/full").open("wb") as full, rhodeck("metrics", "read", STEADY, stdout=full) as process:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_output_is_said_plainly(unbuffered: str):
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with (
+        Path("/dev/full").open("wb") as full,
+        rhodeck("metrics", "read", STEADY, stdout=full, env=env) as process,
+    ):
         assert process.wait(timeout=60) == 1
         assert process.stderr is not None
         said = process.stderr.read()
