@@ -72,7 +72,7 @@ def follow() -> None:
     """Go to the page the run before asked for, once."""
     then: str | None = st.session_state.pop(_THEN, None)
     if then:
-        st.switch_page(then)
+        st.switch_page(then, query_params={})  # without them it wants to clear the filters' own, and fails
 
 
 def show_flash() -> None:
