@@ -93,7 +93,6 @@ def main() -> None:
             st.info("You are signed out.")
             components.go(SIGN_IN_PATH)
             return
-        state.follow()
         strip(person)
         state.show_flash()
         if not person.is_checked:

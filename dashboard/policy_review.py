@@ -15,7 +15,6 @@ from control.queries_policy import Revision
 from dashboard import actions, components, data, policy_editor, state, tables
 from dashboard import viewmodels_policy as vm
 from dashboard.policy_editor import Draft
-from dashboard.viewmodels import ROLLOUT_PAGE
 from fleet.errors import FleetError
 
 _KEY, _BACK_KEY = "publish_key", "rollback_key"
@@ -92,8 +91,7 @@ def _publish(draft: Draft, note: str, strategy: str, bake_s: float) -> None:
         return
     state.close(_KEY, policy_editor.KEPT)
     state.flash(
-        f"Revision {published.number} is published. The controller brings it to the gateways.",
-        then=ROLLOUT_PAGE,
+        f"Revision {published.number} is published. The controller brings it to the gateways: see Rollout.",
     )
     st.rerun()
 
@@ -131,7 +129,6 @@ def rollback_body(number: int, head: Revision) -> None:
         return
     state.close(_BACK_KEY)
     state.flash(
-        f"Revision {done.number} restores revision {number}. Gateways take it within seconds.",
-        then=ROLLOUT_PAGE,
+        f"Revision {done.number} restores revision {number}. Gateways take it within seconds: see Rollout.",
     )
     st.rerun()

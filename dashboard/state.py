@@ -17,7 +17,7 @@ RANGES: dict[str, int] = {"15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}
 DEFAULT_RANGE = "1h"
 TICK_S = 10.0
 TICK_FAST_S = 2.0
-_FLASH, _THEN = "flash", "flash_then"
+_FLASH = "flash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,9 @@ def recall(key: str, options: list[str]) -> None:
         st.session_state[key] = last
 
 
-def flash(message: str, *, then: str = "") -> None:
-    """Keep a message for the next run, of this page or of the page whose file is `then`."""
+def flash(message: str) -> None:
+    """Keep a message for the next run of the page."""
     st.session_state[_FLASH] = message
-    if then:
-        st.session_state[_THEN] = then
-
-
-def follow() -> None:
-    """Go to the page the run before asked for, once."""
-    then: str | None = st.session_state.pop(_THEN, None)
-    if then:
-        st.switch_page(then, query_params={})  # without them it wants to clear the filters' own, and fails
 
 
 def show_flash() -> None:

@@ -235,15 +235,6 @@ def test_controls_a_role_may_not_use_say_why_in_sight(full: Show, as_role: Calla
 # ---- ways -----------------------------------------------------------------------------------------------
 
 
-def test_after_a_publish_the_next_run_is_the_rollout_page_with_the_message(full: Show) -> None:
-    at = full("policy", range="15m")  # the filter owns its part of the address
-    at.session_state["flash"] = "Revision 3 is published."
-    at.session_state["flash_then"] = "app_pages/rollout.py"
-    at.run()
-    assert [t.value for t in at.title] == ["Rollout"]
-    assert "Revision 3 is published." in text(at)
-
-
 def test_a_node_stays_chosen_over_a_visit_to_another_page(full: Show) -> None:
     at = full("node", node="n2")
     at.switch_page("app_pages/fleet.py").run()
