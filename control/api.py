@@ -27,6 +27,7 @@ from control import commands_policy, queries_policy
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.exports import spend_csv
+from control.http_errors import status_code
 from control.openapi import document
 from control.queries_spend import month_spend
 from control.roles import Actor, Role
@@ -34,9 +35,7 @@ from control.status_report import status_report
 from control.tokens import ApiToken, Scope, authenticate
 from fleet.clock import Clock
 from fleet.errors import (
-    Conflict,
     FleetError,
-    Forbidden,
     InvalidInput,
     NotFound,
     Unauthenticated,
@@ -44,14 +43,6 @@ from fleet.errors import (
 )
 
 MAX_BODY_BYTES = 2_000_000
-STATUS_CODES: dict[type[FleetError], int] = {
-    Unauthenticated: 401,
-    Forbidden: 403,
-    NotFound: 404,
-    Conflict: 409,
-    InvalidInput: 422,
-    Unavailable: 503,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +146,7 @@ def _guarded(
 
 
 def _error(exc: FleetError) -> Response:
-    code = next((STATUS_CODES[t] for t in type(exc).__mro__ if t in STATUS_CODES), 400)
+    code = status_code(exc)
     headers = {"WWW-Authenticate": "Bearer"} if code == 401 else {}
     said: dict[str, Any] = exc.as_dict() | (_newest(exc) if isinstance(exc, OvertakenEdit) else {})
     # ASCII: the message may quote half a surrogate pair, which UTF-8 cannot carry
@@ -259,13 +250,7 @@ def _spend_csv(session: Session, deps: ApiDeps, asked: Asked) -> Response:
     return Response(
         export.body,
         media_type="text/csv; charset=utf-8",
-        headers={
-            "Content-Disposition": f'attachment; filename="{export.file_name}"',
-            "ETag": f'"{export.sha256}"',
-            "X-Rhodeck-Rows": str(export.rows),
-            "X-Rhodeck-Total-USD": str(export.total_usd),
-            "Cache-Control": "no-store",
-        },
+        headers=export.headers(),
     )
 
 

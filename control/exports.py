@@ -50,6 +50,16 @@ class Export:
     total_usd: Decimal
     generated_at: datetime
 
+    def headers(self) -> dict[str, str]:
+        """Return the HTTP headers of a download: name, checksum, and what the file must add up to."""
+        return {
+            "Content-Disposition": f'attachment; filename="{self.file_name}"',
+            "ETag": f'"{self.sha256}"',
+            "X-Rhodeck-Rows": str(self.rows),
+            "X-Rhodeck-Total-USD": str(self.total_usd),
+            "Cache-Control": "no-store",
+        }
+
     def manifest(self) -> dict[str, str | int]:
         """Return what a receiver needs to verify the file."""
         return {

@@ -20,25 +20,19 @@ from starlette.routing import BaseRoute, Route
 from control import accounts, audit
 from control.database import require_head, session_scope
 from control.exports import Export, spend_csv
+from control.http_errors import status_code
 from control.queries_spend import month_spend
 from control.roles import Permission, require
 from dashboard import access
 from dashboard.deps import Deps, deps
 from dashboard.live_plot import PLOTLY_PATH
 from dashboard.sign_in_page import safe_next, sign_in_page
-from fleet.errors import Conflict, FleetError, Forbidden, InvalidInput, Unauthenticated, Unavailable
+from fleet.errors import FleetError, InvalidInput, Unauthenticated
 
 SIGN_IN_PATH = "/sign-in"
 MAX_FORM_BYTES = 8_192
 #: Password checks under way at once: each takes 32 MiB and tenths of a second of one core.
 CHECKS_AT_ONCE = 2
-_CODES: dict[type[FleetError], int] = {
-    Unauthenticated: 401,
-    Forbidden: 403,
-    Conflict: 409,
-    InvalidInput: 422,
-    Unavailable: 503,
-}
 
 
 def routes() -> list[BaseRoute]:
@@ -115,7 +109,7 @@ class Checker:
             async with self._room:
                 token = await run_in_threadpool(_token, deps(), name, fields.get("password", ""))
         except FleetError as exc:
-            code = next((c for kind, c in _CODES.items() if isinstance(exc, kind)), 400)
+            code = status_code(exc)
             return _form(next_path, name=name, problem=f"{exc.message}. {exc.hint}.", code=code)
         if token is None:
             return _form(next_path, name=name, problem="Name or password is wrong.", code=401)
@@ -158,18 +152,12 @@ async def spend(request: Request) -> Response:
     try:
         export = await run_in_threadpool(_export, deps(), token, month)
     except FleetError as exc:
-        code = next((c for kind, c in _CODES.items() if isinstance(exc, kind)), 400)
+        code = status_code(exc)
         return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=code)
     return Response(
         export.body,
         media_type="text/csv; charset=utf-8",
-        headers={
-            "Content-Disposition": f'attachment; filename="{export.file_name}"',
-            "ETag": f'"{export.sha256}"',
-            "X-Rhodeck-Rows": str(export.rows),
-            "X-Rhodeck-Total-USD": str(export.total_usd),
-            "Cache-Control": "no-store",
-        },
+        headers=export.headers(),
     )
 
 
