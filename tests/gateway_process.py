@@ -25,6 +25,8 @@ from typing import Any
 import httpx
 from aiohttp import web
 
+from tests import in_process
+
 ROOT = Path(__file__).parents[1]
 ADMIN_TOKEN = "rk-admin-0123456789abcdef0123456789"
 KEYS = {"acme": "rk-key-acme-AAAAAAAAAAAAAAAA", "globex": "rk-key-globex-BBBBBBBBBBBBBBBB"}
@@ -103,7 +105,7 @@ class FakeEngine:
         self.port = runner.addresses[0][1]
         ready.set()
         await self._stop.wait()
-        await runner.cleanup()
+        await in_process.close(runner)
         self._stopped.set()
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -379,7 +381,7 @@ def events(text: str) -> list[Any]:
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
 
 
-def eventually(probe: Callable[[], Any], within_s: float = 20.0) -> Any:
+def eventually(probe: Callable[[], Any], within_s: float = 60.0) -> Any:
     """Return the probe's first true value. Fails after `within_s`, which only bounds a hang."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

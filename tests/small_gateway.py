@@ -16,6 +16,7 @@ from aiohttp import web
 from fleet.errors import FleetError, InvalidPolicy, StaleAssignment
 from fleet.messages import Assignment, GatewayStatus, LastRejection, parse_assignment
 from fleet.outcomes import TIERS
+from tests import in_process
 
 TOKEN = "a-token-of-the-tests"
 
@@ -118,12 +119,9 @@ class SmallGateway:
         app.router.add_get("/admin/status", self._status)
         app.router.add_put("/admin/assignment", self._assignment)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
+        async with in_process.closed(runner):
             site = web.TCPSite(runner, "127.0.0.1", port)
             await site.start()
             host, bound = runner.addresses[0][:2]
             self.url = f"http://{host}:{bound}"
             yield self
-        finally:
-            await runner.cleanup()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests import in_process
+
 DATA = Path(__file__).parent / "data" / "metrics"
 
 
@@ -44,7 +46,7 @@ class SmallNode:
 
     async def stop(self) -> None:
         if self._runner is not None:
-            await self._runner.cleanup()
+            await in_process.close(self._runner)
             self._runner = None
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:

@@ -15,6 +15,7 @@ from control.assignments import build, stamp
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
 from fleet.messages import Assignment
 from fleet.policy import default_policy
+from tests import in_process
 from tests.small_gateway import TOKEN, SmallGateway
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,7 +51,7 @@ def problem_of(handler: Handler, call: Call = status) -> FleetError:
                     await call(http, url)
             return caught.value
         finally:
-            await runner.cleanup()
+            await in_process.close(runner)
 
     return asyncio.run(run())
 

@@ -38,6 +38,7 @@ from fleet.clock import ManualClock
 from fleet.errors import Conflict, Forbidden, InvalidInput
 from fleet.messages import UsagePage, UsageRecord
 from fleet.outcomes import Outcome, Tier
+from tests import in_process
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
@@ -142,7 +143,7 @@ def pull(
             return [await usage.tick(deps) for _ in range(ticks)]
         finally:
             await http.close()
-            await runner.cleanup()
+            await in_process.close(runner)
 
     return asyncio.run(scenario())
 

@@ -24,6 +24,7 @@ from control.fetch import (
 )
 from fleet.clock import SystemClock
 from fleet.readings import Reason
+from tests import in_process
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PAGE = b"vllm:num_requests_running 1\n"
@@ -262,7 +263,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest
         try:
             return await fetch(f"http://node.example:{port}/metrics")
         finally:
-            await runner.cleanup()
+            await in_process.close(runner)
 
     assert asyncio.run(run()).body == PAGE
     assert asked == ["node.example"]

@@ -23,6 +23,7 @@ from fleet.lifesigns import Life, life, two_writers, unchanged_s, xid_events
 from fleet.page_totals import node_window, total
 from fleet.readings import EngineReading, EngineWindow, PageReading, PageState, Reason
 from fleet.windows import window
+from tests import in_process
 
 PAGES = Path(__file__).parents[2] / "data" / "metrics"
 
@@ -199,7 +200,7 @@ def test_10_a_page_that_fails_is_not_a_node_that_is_down():
         except FetchFailed as failure:
             return failure.reason
         finally:
-            await runner.cleanup()
+            await in_process.close(runner)
         raise AssertionError("a page with status 500 was taken")
 
     assert asyncio.run(scrape()) is Reason.HTTP_ERROR
