@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser check test demo bench lock
+.PHONY: help setup browser peers check test demo bench lock
 
 help: ## Show what can be made
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ $(STAMP): requirements.lock pyproject.toml
 browser: $(STAMP) ## Find a Chromium for the tests, or install one
 	@$(BIN)/python tests/browser/find_browser.py
 
+peers: $(STAMP) ## Find or fetch the programs the tests compare with (Prometheus, VictoriaMetrics, Alertmanager)
+	@$(BIN)/python tests/peers.py
+
 check: $(STAMP) ## Lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -29,6 +32,7 @@ check: $(STAMP) ## Lint, types, import contracts
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 test: $(STAMP) browser ## Run every test, browser included
+	-@$(BIN)/python tests/peers.py
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: $(STAMP) ## Run everything on this machine: Postgres, 12 simulated nodes, 2 gateways, controller, dashboard
