@@ -68,6 +68,13 @@ _SAMPLE_TYPES: dict[str, str] = {
 _HISTOGRAM_TYPES = {"edges": "int2", "counts": "int8[]", "sum_s": "float8"}
 #: Short name of a histogram -> prefix of its columns.
 _SAMPLE_HISTOGRAMS = {"ttft_s": "ttft", "itl_s": "itl", "queue_wait_s": "queue_wait", "e2e_s": "e2e"}
+#: Lengths in tokens: of prompts and answers of finished requests, and of engine steps.
+_LENGTH_HISTOGRAMS = {
+    "prompt_tokens": "prompt_len",
+    "generation_tokens": "output_len",
+    "iteration_tokens": "step",
+}
+_LENGTH_TYPES = {"edges": "int2", "counts": "int8[]", "sum_tokens": "float8"}
 _GATEWAY_HISTOGRAMS = {"queue_wait_s": "queue_wait", "ttft_s": "ttft"}
 _GATEWAY_TYPES: dict[str, str] = {
     "at": "timestamptz",
@@ -93,12 +100,18 @@ _FAILURE_TYPES = {
 }
 
 
-def _with_histograms(types: dict[str, str], prefixes: Iterable[str]) -> dict[str, str]:
-    return types | {f"{p}_{name}": kind for p in prefixes for name, kind in _HISTOGRAM_TYPES.items()}
+def _with_histograms(
+    types: dict[str, str], prefixes: Iterable[str], columns: dict[str, str]
+) -> dict[str, str]:
+    return types | {f"{p}_{name}": kind for p in prefixes for name, kind in columns.items()}
 
 
-_SAMPLE = _with_histograms(_SAMPLE_TYPES, _SAMPLE_HISTOGRAMS.values())
-_GATEWAY = _with_histograms(_GATEWAY_TYPES, _GATEWAY_HISTOGRAMS.values())
+_SAMPLE = _with_histograms(
+    _with_histograms(_SAMPLE_TYPES, _SAMPLE_HISTOGRAMS.values(), _HISTOGRAM_TYPES),
+    _LENGTH_HISTOGRAMS.values(),
+    _LENGTH_TYPES,
+)
+_GATEWAY = _with_histograms(_GATEWAY_TYPES, _GATEWAY_HISTOGRAMS.values(), _HISTOGRAM_TYPES)
 
 Edges = tuple[float, ...]
 
@@ -145,7 +158,7 @@ def edges_of(round_: Round) -> set[Edges]:
         w.histograms[name].edges
         for result in round_.nodes
         for w in (sample.window for sample in result.samples)
-        for name in _SAMPLE_HISTOGRAMS
+        for name in (*_SAMPLE_HISTOGRAMS, *_LENGTH_HISTOGRAMS)
         if name in w.histograms
     }
     gateway = {
@@ -280,11 +293,12 @@ def _sample_row(at: datetime, result: NodeResult, sample: EngineSample, ids: Edg
         "inference_count": None if inference is None else _big(inference.count),
         "flags": [plain_text(flag) for flag in w.flags[:MAX_FLAGS]],
     }
-    return row | _histogram_columns(w.histograms, _SAMPLE_HISTOGRAMS, ids)
+    lengths = _histogram_columns(w.histograms, _LENGTH_HISTOGRAMS, ids, sum_column="sum_tokens")
+    return row | _histogram_columns(w.histograms, _SAMPLE_HISTOGRAMS, ids) | lengths
 
 
 def _histogram_columns(
-    histograms: dict[str, Histogram], prefixes: dict[str, str], ids: EdgeIds
+    histograms: dict[str, Histogram], prefixes: dict[str, str], ids: EdgeIds, sum_column: str = "sum_s"
 ) -> dict[str, Any]:
     """Return the columns of each histogram; one whose edges or counts cannot be stored is left out."""
     columns: dict[str, Any] = {}
@@ -295,7 +309,7 @@ def _histogram_columns(
             continue
         columns[f"{prefix}_edges"] = edges_id
         columns[f"{prefix}_counts"] = list(histogram.counts)
-        columns[f"{prefix}_sum_s"] = histogram.sum
+        columns[f"{prefix}_{sum_column}"] = histogram.sum
     return columns
 
 

@@ -117,6 +117,15 @@ class SampleRow(Base):
     e2e_sum_s: Mapped[float | None]
     inference_sum_s: Mapped[float | None]
     inference_count: Mapped[int | None]
+    prompt_len_edges: Mapped[int | None] = mapped_column(SmallInteger)  # of finished requests, tokens
+    prompt_len_counts: Mapped[list[int] | None]
+    prompt_len_sum_tokens: Mapped[float | None]
+    output_len_edges: Mapped[int | None] = mapped_column(SmallInteger)
+    output_len_counts: Mapped[list[int] | None]
+    output_len_sum_tokens: Mapped[float | None]
+    step_edges: Mapped[int | None] = mapped_column(SmallInteger)  # tokens an engine step carried
+    step_counts: Mapped[list[int] | None]
+    step_sum_tokens: Mapped[float | None]
     flags: Mapped[list[str]] = mapped_column(server_default=text("'{}'"))
     __table_args__ = (
         Index("ix_sample_at_brin", "at", postgresql_using="brin"),
@@ -178,7 +187,7 @@ class HealthRow(Base):
 
     __tablename__ = "health"
     at: Mapped[datetime] = mapped_column(primary_key=True)
-    scope: Mapped[str] = mapped_column(primary_key=True)  # "fleet" | "pool" | "node"
+    scope: Mapped[str] = mapped_column(primary_key=True)  # "fleet" | "pool" | "node" | ...; see the check
     name: Mapped[str] = mapped_column(primary_key=True)  # "" for the fleet
     rho: Mapped[float | None]
     rho_low: Mapped[float | None]
@@ -202,7 +211,9 @@ class HealthRow(Base):
     partial: Mapped[bool] = mapped_column(server_default=text("false"))
     detail: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # explanation, stale nodes
     __table_args__ = (
-        CheckConstraint("scope IN ('fleet', 'pool', 'node')", name="scope"),
+        CheckConstraint(
+            "scope IN ('fleet', 'pool', 'node', 'engine', 'model', 'tier')", name="scope"
+        ),
         Index("ix_health_scope_name_at", "scope", "name", "at"),
     )
 
@@ -243,6 +254,9 @@ class AlertRow(Base):
     threshold: Mapped[float | None]
     summary: Mapped[str]
     detail: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    pool: Mapped[str | None]  # of a node; NULL where there is none
+    notified_at: Mapped[datetime | None]  # when people were first told that it is open
+    resolved_notified_at: Mapped[datetime | None]  # when those were told that it is over
     __table_args__ = (
         CheckConstraint("state IN ('open', 'stale', 'acknowledged', 'resolved')", name="state"),
         Index(
@@ -253,6 +267,12 @@ class AlertRow(Base):
             unique=True,
             postgresql_where=text("state <> 'resolved'"),
         ),
+        Index(
+            "ix_alert_to_tell",
+            "rule",
+            postgresql_where=text("notified_at IS NOT NULL AND resolved_notified_at IS NULL"),
+        ),
+        Index("ix_alert_opened_at", "opened_at"),
     )
 
 
