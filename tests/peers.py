@@ -163,7 +163,7 @@ def _download(package: str, folder: Path) -> Path:
 
 
 def _own_lists() -> list[str]:
-    """Return apt options for lists in our cache: an ordinary user may update them, nobody waits for a lock."""
+    """Return apt options for lists of our own: any user may update them, nobody holds their lock."""
     state, cache = cache_folder() / "apt" / "state", cache_folder() / "apt" / "cache"
     for part in (state / "lists" / "partial", cache / "archives" / "partial"):
         part.mkdir(parents=True, exist_ok=True)
