@@ -7,7 +7,7 @@ its batch: sequences that decode together are booked together. Prevents: forecas
 on an engine model other than the one the estimators are tested against.
 
 Simplifications: a sequence is admitted when its whole prompt's blocks fit; a cached prefix saves prefill
-time but not blocks.
+time but not blocks; where prompts are computed whole, decoders take part in that step and wait for its end.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Engine:
         self._step_end_s = at_s + self._step_s
 
     def _take_chunk(self, sequence: Sequence, budget: int) -> int:
-        size = min(sequence.prefill_left, budget)
+        size = min(sequence.prefill_left, budget) if self.profile.chunked_prefill else sequence.prefill_left
         if size > 0:
             self._chunks.append((sequence, size))
         return size
@@ -241,10 +241,14 @@ class Engine:
 
     def _admit(self, budget: int, at_s: float) -> None:
         """Move waiting sequences into slots, in queue order, until a slot, a block or the budget ends."""
+        p, is_static = self.profile, self.profile.batching == "static"
+        if is_static and self._running:
+            return
         for sequence in self._queue_heads():
-            if budget <= 0 or len(self._running) >= self.profile.max_num_seqs:
-                return
             prefill = sequence.request.prompt_tokens + sequence.output_at_join
+            is_too_long = bool(self._chunks) and not p.chunked_prefill and prefill > budget
+            if (budget <= 0 and not is_static) or len(self._running) >= p.max_num_seqs or is_too_long:
+                return
             blocks = self._blocks_for(prefill)
             if blocks > self._free_blocks():
                 if self._running:

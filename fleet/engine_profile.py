@@ -30,6 +30,8 @@ class EngineProfile:
     block_size: int = 16
     max_model_len: int = 16_384
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    batching: Literal["continuous", "static"] = "continuous"  # static: a batch ends before the next begins
+    chunked_prefill: bool = True  # False: a prompt is computed whole, in one step
     prefix_hit_ratio: float = 0.0  # share of each prompt found in the prefix cache, in whole blocks
     model: str = "simulated"
     mean_output_tokens: float = 300.0  # of answers whose length the request does not fix

@@ -89,14 +89,29 @@ class Twin:
         budget = self.p.max_num_batched_tokens - len(decoders)
         for w in self.running:
             if w.to_prefill and budget:
-                size = min(w.to_prefill, budget)
+                size = min(w.to_prefill, budget) if self.p.chunked_prefill else w.to_prefill
                 budget -= size
                 self.work.append((w, size))
+        self.admit(budget, at_s, evicted=evicted)
+        if self.work:
+            decoders = [w for w, size in self.work if size == 0]
+            resident = sum(w.in_cache + 1 for w in decoders)
+            prefill = sum(size for _, size in self.work)
+            self.tau_s = self.p.step_time_s(len(decoders), prefill, resident)
+            self.end_s = at_s + self.tau_s
+
+    def admit(self, budget: int, at_s: float, *, evicted: bool) -> None:
         self.waiting.sort(key=self.rank)
-        is_open = not (evicted and self.running)
-        while is_open and self.waiting and budget and len(self.running) < self.p.max_num_seqs:
+        is_static = self.p.batching == "static"
+        is_open = not self.running if is_static else not (evicted and self.running)
+        while is_open and self.waiting and (budget > 0 or is_static):
+            if len(self.running) >= self.p.max_num_seqs:
+                break
             w = self.waiting[0]
             total = w.prompt + w.made
+            has_prefill = any(size for _, size in self.work)
+            if not self.p.chunked_prefill and has_prefill and total > budget:
+                break
             if self.blocks(total) > self.free():
                 if self.running:
                     break
@@ -106,15 +121,10 @@ class Twin:
             self.waiting.pop(0)
             w.reserved, w.to_prefill = self.blocks(total), total
             self.running.append(w)
-            size = min(total, budget)
+            size = min(total, budget) if self.p.chunked_prefill else total
             budget -= size
-            self.work.append((w, size))
-        if self.work:
-            decoders = [w for w, size in self.work if size == 0]
-            resident = sum(w.in_cache + 1 for w in decoders)
-            prefill = sum(size for _, size in self.work)
-            self.tau_s = self.p.step_time_s(len(decoders), prefill, resident)
-            self.end_s = at_s + self.tau_s
+            if size:
+                self.work.append((w, size))
 
     def commit(self) -> None:
         at_s = self.end_s or 0.0
@@ -165,7 +175,18 @@ class Twin:
 @pytest.mark.parametrize("kappa", [0.0, 1e-7])
 @pytest.mark.parametrize("seed", range(12))
 def test_both_tell_the_same_story(policy, kappa, seed):
-    profile = dataclasses.replace(SMALL, scheduling_policy=policy, kappa_s=kappa)
+    assert_same_story(dataclasses.replace(SMALL, scheduling_policy=policy, kappa_s=kappa), seed)
+
+
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_both_tell_the_same_story_of_static_batches_and_whole_prompts(batching, chunked, seed):
+    assert_same_story(dataclasses.replace(SMALL, batching=batching, chunked_prefill=chunked), seed)
+
+
+def assert_same_story(profile: EngineProfile, seed: int) -> None:
+    policy, kappa = profile.scheduling_policy, profile.kappa_s
     rng, engine, twin, now = random.Random(f"{policy}{kappa}{seed}"), Engine(profile), Twin(profile), 0.0
     events = []
     for n in range(150):
