@@ -1,10 +1,18 @@
 """All tables of the control database, under one name: `from control.tables import SampleRow`.
 
-Declarations stand in `tables_fleet`, `tables_policy`, `tables_spend` and `tables_people`; migrations
+Declarations stand in `tables_<noun>`, one module for each part of the house; migrations
 create them plus what only SQL can say (partitions, triggers, roles). Prevents: a table that Alembic
 does not see because nobody imported its module.
 """
 
+from control.tables_alerts import (
+    AlertDeliveryRow,
+    AlertGroupRow,
+    AlertNoticeRow,
+    AlertRuleRow,
+    AlertSilenceRow,
+    WebhookRow,
+)
 from control.tables_base import APPEND_ONLY, PARTITIONED, Base
 from control.tables_fleet import (
     AlertRow,
@@ -38,7 +46,12 @@ __all__ = [
     "PARTITIONED",
     "AccountRow",
     "AckRow",
+    "AlertDeliveryRow",
+    "AlertGroupRow",
+    "AlertNoticeRow",
     "AlertRow",
+    "AlertRuleRow",
+    "AlertSilenceRow",
     "AlertTimerRow",
     "ApiTokenRow",
     "AssignmentRow",
@@ -67,4 +80,5 @@ __all__ = [
     "UsageCursorRow",
     "UsageQuarterRow",
     "UsageRecordRow",
+    "WebhookRow",
 ]
