@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
@@ -43,8 +45,26 @@ class PageCaps:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """How to ask, where a plain GET for text does not do.
+
+    With `form` it is a POST. Answers with one of `statuses` come back, whatever they say; `tls` replaces
+    the system's certificates. Headers may hold secrets: they are never part of an error.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    form: Mapping[str, str] | None = None
+    statuses: frozenset[int] = frozenset({200})
+    tls: ssl.SSLContext | None = None
+
+
+#: A metrics page.
+PLAIN = Ask()
+
+
+@dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """A complete answer with status 200. `started_s` is when the request began, the page's date."""
+    """A complete answer. `started_s` is when the request began, the date of the page."""
 
     body: bytes
     status: int
@@ -140,18 +160,19 @@ async def fetch_page(
     clock: Clock,
     deadline_s: float = DEADLINE_S,
     caps: PageCaps | None = None,
+    ask: Ask = PLAIN,
 ) -> FetchedPage:
     """Return the page at `url`, within `deadline_s` seconds from name to last byte.
 
-    Raises FetchFailed with the reason: refused, timeout, too_large, http_error (any status but 200,
-    redirects included), blocked, unreachable, not_metrics (packed in a way we do not read).
+    Raises FetchFailed with the reason: refused, timeout, too_large, http_error (any status that was not
+    asked for, redirects included), blocked, unreachable, not_metrics (packed in a way we do not read).
     """
     parts = split_url(url)
     started_s = clock.monotonic_s()
     try:
         async with asyncio.timeout(deadline_s):
             addresses = await _addresses(parts)
-            body, status, content_type = await _get(session, parts, addresses, caps or PageCaps())
+            body, status, content_type = await _get(session, parts, addresses, caps or PageCaps(), ask)
     except TimeoutError:
         raise FetchFailed(Reason.TIMEOUT, f"no complete answer within {deadline_s:g} s") from None
     return FetchedPage(body, status, content_type, started_s, clock.monotonic_s() - started_s)
@@ -178,13 +199,13 @@ async def _addresses(parts: SplitResult) -> list[Address]:
 
 
 async def _get(
-    session: aiohttp.ClientSession, parts: SplitResult, addresses: list[Address], caps: PageCaps
+    session: aiohttp.ClientSession, parts: SplitResult, addresses: list[Address], caps: PageCaps, ask: Ask
 ) -> tuple[bytes, int, str | None]:
     """Try each address until one takes the connection."""
     failure = FetchFailed(Reason.UNREACHABLE, f"{parts.hostname} has no address")
     for address in addresses:
         try:
-            return await _get_from(session, parts, address, caps)
+            return await _get_from(session, parts, address, caps, ask)
         except aiohttp.ClientConnectorError as problem:
             reason = Reason.REFUSED if _is_refusal(problem) else Reason.UNREACHABLE
             failure = FetchFailed(
@@ -204,19 +225,23 @@ def _port(parts: SplitResult) -> int:
 
 
 async def _get_from(
-    session: aiohttp.ClientSession, parts: SplitResult, address: Address, caps: PageCaps
+    session: aiohttp.ClientSession, parts: SplitResult, address: Address, caps: PageCaps, ask: Ask
 ) -> tuple[bytes, int, str | None]:
     host = f"[{address}]" if address.version == 6 else str(address)
     netloc = f"{host}:{parts.port}" if parts.port else host
-    async with session.get(
+    plain = {"Host": parts.netloc, "Accept": "text/plain", "Accept-Encoding": "identity"}
+    async with session.request(
+        "GET" if ask.form is None else "POST",
         URL(parts._replace(netloc=netloc).geturl()),
-        headers={"Host": parts.netloc, "Accept": "text/plain", "Accept-Encoding": "identity"},
+        headers={**plain, **ask.headers},
+        data=ask.form,
+        ssl=ask.tls or True,
         allow_redirects=False,
         auto_decompress=False,
         server_hostname=parts.hostname if parts.scheme == "https" else None,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None),
     ) as answer:
-        if answer.status != 200:
+        if answer.status not in ask.statuses:
             raise FetchFailed(Reason.HTTP_ERROR, f"answered with status {answer.status}, not 200")
         body = await _read(answer, caps)
         return body, answer.status, answer.headers.get("Content-Type")
