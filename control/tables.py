@@ -39,6 +39,8 @@ from control.tables_policy import (
     PolicyRevisionRow,
     RolloutRow,
 )
+from control.tables_quality import QualityFindingRow
+from control.tables_promsource import NodeSourceRow, PromBackfillRow, PromSourceRow
 from control.tables_spend import NodeQuarterRow, PriceRow, UsageCursorRow, UsageQuarterRow, UsageRecordRow
 
 __all__ = [
@@ -67,9 +69,13 @@ __all__ = [
     "LeaseRow",
     "NodeQuarterRow",
     "NodeRow",
+    "NodeSourceRow",
     "PolicyRevisionRow",
     "PoolRow",
     "PriceRow",
+    "PromBackfillRow",
+    "PromSourceRow",
+    "QualityFindingRow",
     "RolloutRow",
     "RoundRow",
     "SampleRow",
