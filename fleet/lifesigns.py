@@ -1,20 +1,30 @@
 """What a run of pages of one engine says about its life: working, idle, stuck, frozen, or two writers.
 
-Pages are oldest first, ages seconds. One page cannot tell: gauges lag the first request by seconds
-(vLLM issue 49538), and a frozen engine answers /health and /metrics with 200 as ever. Prevents: calling
-a frozen node busy, a stuck node full, and a page written by two processes an endless restart.
+The one rule for "frozen": the scraper and the gateways both ask here. Ages are seconds on the asker's own
+clock. One page cannot tell: gauges lag the first request by seconds (vLLM issue 49538), and a frozen
+engine answers /health and /metrics with 200 as ever. Prevents: calling a frozen node busy, a stuck node
+full, a long prefill frozen, and a page written by two processes an endless restart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
 from fleet.readings import EngineReading, PageReading
 
-#: Pages that must agree before standing still means anything.
+#: Pages that must agree before standing still means anything, and for how long they must.
 PAGES_MIN = 3
+FROZEN_AFTER_S = 15.0
+#: Pages with equal gauges, while requests finish, before the gauges are said to stand still.
+GAUGE_PAGES_MIN = 6
+GAUGE_AFTER_S = 45.0
+#: A process that says it began this long before the page of another was read was there all along.
+START_SLACK_S = 120.0
+_KEPT = 24
 
 
 class Life(StrEnum):
@@ -24,28 +34,35 @@ class Life(StrEnum):
     FROZEN = "frozen"  # requests are running and nothing moves: alarm
     STUCK = "stuck"  # requests wait, none run, nothing moves: alarm; capacity unknown, not infinite
     QUIET = "quiet"  # no request seen and nothing moves; the first one may be in its prefill
-    UNKNOWN = "unknown"  # too few pages, or no gauges
+    UNKNOWN = "unknown"  # too few pages, too short a time, or no gauges
 
 
-def life(engines: Sequence[EngineReading]) -> Life:
-    """Return what one engine has been doing, from its readings on successive pages, oldest first."""
-    if len(engines) < 2:
-        return Life.UNKNOWN
-    last = engines[-1]
-    if counts(last) != counts(engines[-2]):
-        return Life.WORKING
-    recent = engines[-PAGES_MIN:]
-    if len(recent) < PAGES_MIN or any(counts(engine) != counts(last) for engine in recent):
-        return Life.UNKNOWN
-    if any(engine.running is None or engine.waiting is None for engine in recent):
-        return Life.UNKNOWN
-    if all(engine.running for engine in recent):
-        return Life.FROZEN
-    if all(not engine.running and engine.waiting for engine in recent):
-        return Life.STUCK
-    if all(not engine.running and not engine.waiting for engine in recent):
-        return Life.QUIET
-    return Life.UNKNOWN
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What one page said of one engine, as small as telling pages apart allows."""
+
+    at_s: float
+    running: int | None
+    waiting: int | None
+    kv_used_ratio: float | None
+    finished: int
+    counts: int  # hash of everything that a working engine moves
+
+    @property
+    def gauges(self) -> tuple[int | None, int | None, float | None]:
+        return self.running, self.waiting, self.kv_used_ratio
+
+
+def pulse(engine: EngineReading, at_s: float) -> Pulse:
+    """Return the pulse of a reading dated `at_s`."""
+    return Pulse(
+        at_s,
+        engine.running,
+        engine.waiting,
+        engine.kv_used_ratio,
+        sum(engine.finished.values()),
+        hash(counts(engine)),
+    )
 
 
 def counts(engine: EngineReading) -> tuple[object, ...]:
@@ -59,38 +76,127 @@ def counts(engine: EngineReading) -> tuple[object, ...]:
     )
 
 
-def unchanged_s(pages: Sequence[tuple[float, EngineReading]]) -> float:
-    """Return for how long the newest counts have stood, in seconds between page dates; 0 for one page.
+@dataclass(slots=True)
+class Pulses:
+    """The last pulses of one engine, oldest first, and since when it stands still."""
 
-    `pages` are (date on the scraper's clock, reading), oldest first.
+    kept: deque[Pulse] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    still_since_s: float = 0.0  # date of the first page of the present standstill, gauges included
+    still_pages: int = 0
+    counted_s: float = 0.0  # date of the first page with the newest counts
+    gauges_since_s: float = 0.0
+    gauge_pages: int = 0
+    finished_at_gauges: int = 0
+
+    def add(self, engine: EngineReading, at_s: float) -> None:
+        """Take the reading of the page dated `at_s`; dates rise."""
+        new = pulse(engine, at_s)
+        last = self.kept[-1] if self.kept else None
+        if last is None or last.gauges != new.gauges:
+            self.gauges_since_s, self.gauge_pages, self.finished_at_gauges = at_s, 0, new.finished
+        self.gauge_pages += 1
+        if last is None or last.counts != new.counts:
+            self.counted_s = at_s
+        if last is None or last.gauges != new.gauges or last.counts != new.counts:
+            self.still_since_s, self.still_pages = at_s, 0
+        self.still_pages += 1
+        self.kept.append(new)
+
+    @property
+    def unchanged_s(self) -> float:
+        """For how long the newest counts have stood, in seconds between page dates; 0 for one page."""
+        return self.kept[-1].at_s - self.counted_s if self.kept else 0.0
+
+    def life(self, *, after_s: float = FROZEN_AFTER_S) -> Life:
+        """Return what the engine has been doing. Standing still takes three pages and `after_s` seconds."""
+        if len(self.kept) < 2:
+            return Life.UNKNOWN
+        last = self.kept[-1]
+        if last.counts != self.kept[-2].counts:
+            return Life.WORKING
+        if self.still_pages < PAGES_MIN or last.at_s - self.still_since_s < after_s:
+            return Life.UNKNOWN
+        if last.running is None or last.waiting is None:
+            return Life.FROZEN if last.running else Life.STUCK if last.waiting else Life.UNKNOWN
+        if last.running:
+            return Life.FROZEN
+        return Life.STUCK if last.waiting else Life.QUIET
+
+    def gauges_stand_still(self) -> bool:
+        """True when requests come and go while running, waiting and KV use repeat to the last digit.
+
+        A KV share of exactly the same value over a minute of work is no coincidence; one of 0 says nothing.
+        """
+        last = self.kept[-1] if self.kept else None
+        if last is None or not last.running or not last.kv_used_ratio:
+            return False
+        return (
+            self.gauge_pages >= GAUGE_PAGES_MIN
+            and last.at_s - self.gauges_since_s >= GAUGE_AFTER_S
+            and last.finished - self.finished_at_gauges >= GAUGE_PAGES_MIN
+        )
+
+
+def life(engines: Sequence[EngineReading]) -> Life:
+    """Return what one engine has been doing, from its readings on successive pages, oldest first.
+
+    For pages without dates: three that agree are enough.
     """
-    if not pages:
-        return 0.0
-    newest, since = pages[-1]
-    first = newest
-    for at, engine in reversed(pages):
-        if counts(engine) != counts(since):
-            break
-        first = at
-    return newest - first
+    pulses = Pulses()
+    for at_s, engine in enumerate(engines):
+        pulses.add(engine, float(at_s))
+    return pulses.life(after_s=0.0)
 
 
-def two_writers(pages: Sequence[PageReading]) -> bool:
+def node_is_frozen(lives: Iterable[Life]) -> bool:
+    """True when an engine of the node is frozen and none of them works."""
+    found = set(lives)
+    return Life.FROZEN in found and Life.WORKING not in found
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What one page says of the process that wrote it."""
+
+    start_time_s: float | None
+    finished: int | None
+
+
+def writer(page: PageReading) -> Writer:
+    """Return who wrote a page, as far as it says."""
+    return Writer(page.process_start_time_s, _finished(page))
+
+
+def two_writers(pages: Sequence[PageReading | Writer]) -> bool:
     """True when successive pages come from two processes in turn, not from one that keeps restarting.
 
     Two falls or more, and each page at or above the one before the last: 10, 4, 11, 5. With start times
-    on the pages: two of them, in turn. Seen where several API servers answer for one address without a
-    shared registry (vLLM PR 18053).
+    on the pages: one that went away comes back. Seen where several API servers answer for one
+    address without a shared registry (vLLM PR 18053), or a balancer answers for several nodes.
     """
-    starts = [page.process_start_time_s for page in pages]
-    if len(pages) >= 4 and len(set(starts)) == 2 and None not in starts:
-        return sum(a != b for a, b in pairwise(starts)) >= 3
-    totals = [_finished(page) for page in pages]
+    writers = [page if isinstance(page, Writer) else writer(page) for page in pages]
+    starts = [w.start_time_s for w in writers]
+    if len(set(starts)) > 1 and None not in starts:
+        changes = [start for start, before in zip(starts, [None, *starts], strict=False) if start != before]
+        return len(set(changes)) < len(changes)
+    totals = [w.finished for w in writers]
     known = [total for total in totals if total is not None]
     if len(known) < 4 or len(known) < len(totals):
         return False
     falls = sum(b < a for a, b in pairwise(known))
     return falls >= 2 and all(later >= earlier for earlier, later in zip(known, known[2:], strict=False))
+
+
+def is_other_process(before: Writer, after: Writer, *, read_at_s: float | None = None) -> bool:
+    """True when `after` was written by a process that ran already when `before` was.
+
+    Its start time lies before the other's, or `START_SLACK_S` before the other's page was read (Unix
+    seconds by our clock). A restarted process begins after the last page of the one before.
+    """
+    old, new = before.start_time_s, after.start_time_s
+    if old is None or new is None or old == new:
+        return False
+    return new < old or (read_at_s is not None and new < read_at_s - START_SLACK_S)
 
 
 def _finished(page: PageReading) -> int | None:

@@ -80,6 +80,36 @@ class EngineReading:
 
 
 @dataclass(frozen=True, slots=True)
+class NamesRead:
+    """How a page's quantities were found: our short name -> name on the wire, without suffixes."""
+
+    read_as: dict[str, str] = field(default_factory=dict[str, str])
+    renamed: dict[str, str] = field(default_factory=dict[str, str])  # read under this older name
+    deprecated: dict[str, str] = field(default_factory=dict[str, str])  # an older name is there as well
+    missing: tuple[str, ...] = ()  # this engine family exports it, the page has it not
+    not_exported: tuple[str, ...] = ()  # this engine family has no such metric
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU (or MIG instance of one) as a page gave it. Ratios 0..1; None: not said, or DCGM's blank."""
+
+    uuid: str  # with "/" and the instance for MIG
+    index: str = ""  # as the exporter numbers them; for people only
+    host: str = ""
+    model: str = ""
+    used_ratio: float | None = None
+    tensor_ratio: float | None = None
+    memory_busy_ratio: float | None = None
+    power_w: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    temperature_c: float | None = None
+    xid: int | None = None  # the last code; 0: none since the driver started
+    row_remap_failed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PageReading:
     """Everything one metrics page said."""
 
@@ -93,8 +123,10 @@ class PageReading:
     http_failed: int | None = None  # 5xx answers to the same requests
     admission_rejections: int | None = None
     lora_adapters: tuple[str, ...] | None = None  # with a request now; () none, None not said
+    gpus: tuple[GpuReading, ...] = ()  # of a GPU exporter's page, or of an engine's that has them too
     dropped: tuple[str, ...] = ()  # what was left out and why: "line 41: not a number", "series cap"
     hint: str = ""  # what to do when state is not OK
+    names: NamesRead | None = None  # None: no engine's page
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from control.metrics_text import prefix_hits
 from fleet.clock import SystemClock
 from fleet.dialects import read_page
 from fleet.histograms import describe, mean, quantile
-from fleet.lifesigns import Life, life, two_writers, unchanged_s, xid_events
+from fleet.lifesigns import Life, Pulses, life, two_writers, xid_events
 from fleet.page_totals import node_window, total
 from fleet.readings import EngineReading, EngineWindow, PageReading, PageState, Reason
 from fleet.windows import window
@@ -177,7 +177,10 @@ def test_09_gauges_at_zero_are_no_verdict():
     pages = [page(0), page(0), page(18)]
     assert life(pages[:2]) is Life.UNKNOWN
     assert life(pages) is not Life.QUIET
-    assert unchanged_s(list(zip((0.0, 10.0, 18.0), pages, strict=True))) == 18.0  # the age to show
+    pulses = Pulses()
+    for at_s, engine in zip((0.0, 10.0, 18.0), pages, strict=True):
+        pulses.add(engine, at_s)
+    assert pulses.unchanged_s == 18.0  # the age to show
 
 
 def test_10_a_page_that_fails_is_not_a_node_that_is_down():
