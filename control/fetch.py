@@ -27,6 +27,7 @@ from fleet.readings import Reason
 DEADLINE_S = 5.0
 _READ_BYTES = 64 * 1024
 _ADDRESSES_TRIED = 4
+_SHOWN_BYTES = 2_000
 
 Address = IPv4Address | IPv6Address
 
@@ -48,12 +49,15 @@ class PageCaps:
 class Ask:
     """How to ask, where a plain GET for text does not do.
 
-    With `form` it is a POST. Answers with one of `statuses` come back, whatever they say; `tls` replaces
-    the system's certificates. Headers may hold secrets: they are never part of an error.
+    With `form` or `content` it is a POST. Answers with one of `statuses` come back, whatever they say;
+    `tls` replaces the system's certificates. With `is_answer_wanted` False the body of a 2xx answer is not
+    read, and the first 2,000 bytes of another one. Headers may hold secrets: no error repeats them.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     form: Mapping[str, str] | None = None
+    content: bytes | None = field(default=None, repr=False)
+    is_answer_wanted: bool = True
     statuses: frozenset[int] = frozenset({200})
     tls: ssl.SSLContext | None = None
 
@@ -114,8 +118,8 @@ def is_allowed(address: Address) -> bool:
     return address.is_loopback or not address.is_reserved
 
 
-def split_url(url: str) -> SplitResult:
-    """Return the parts of a page's address; an empty path becomes /metrics. Raises FetchFailed (BLOCKED).
+def split_url(url: str, *, default_path: str = "/metrics") -> SplitResult:
+    """Return the parts of an address; an empty path becomes the default. Raises FetchFailed (BLOCKED).
 
     Only http and https, a host, a port that is a number, no user name, no blanks or control characters.
     """
@@ -140,7 +144,8 @@ def split_url(url: str) -> SplitResult:
         raise FetchFailed(Reason.BLOCKED, "the address names no host, or port 0")
     if "@" in parts.netloc:
         raise FetchFailed(Reason.BLOCKED, "a user name in the address is not allowed")
-    return parts._replace(path=parts.path if parts.path not in {"", "/"} else "/metrics", fragment="")
+    path = parts.path if parts.path not in {"", "/"} else default_path
+    return parts._replace(path=path, fragment="")
 
 
 def shown_url(url: str) -> str:
@@ -167,7 +172,7 @@ async def fetch_page(
     Raises FetchFailed with the reason: refused, timeout, too_large, http_error (any status that was not
     asked for, redirects included), blocked, unreachable, not_metrics (packed in a way we do not read).
     """
-    parts = split_url(url)
+    parts = split_url(url, default_path="/metrics" if ask.content is None else "/")
     started_s = clock.monotonic_s()
     try:
         async with asyncio.timeout(deadline_s):
@@ -231,10 +236,10 @@ async def _get_from(
     netloc = f"{host}:{parts.port}" if parts.port else host
     plain = {"Host": parts.netloc, "Accept": "text/plain", "Accept-Encoding": "identity"}
     async with session.request(
-        "GET" if ask.form is None else "POST",
+        "GET" if ask.form is None and ask.content is None else "POST",
         URL(parts._replace(netloc=netloc).geturl()),
         headers={**plain, **ask.headers},
-        data=ask.form,
+        data=ask.form if ask.content is None else ask.content,
         ssl=ask.tls or True,
         allow_redirects=False,
         auto_decompress=False,
@@ -243,7 +248,10 @@ async def _get_from(
     ) as answer:
         if answer.status not in ask.statuses:
             raise FetchFailed(Reason.HTTP_ERROR, f"answered with status {answer.status}, not 200")
-        body = await _read(answer, caps)
+        if ask.is_answer_wanted:
+            body = await _read(answer, caps)
+        else:
+            body = b"" if answer.ok else await answer.content.read(_SHOWN_BYTES)
         return body, answer.status, answer.headers.get("Content-Type")
 
 

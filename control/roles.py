@@ -31,6 +31,7 @@ class Permission(StrEnum):
     MANAGE_FLEET = "change nodes and gateways"
     MANAGE_TENANT_KEYS = "manage tenants' keys"
     ACKNOWLEDGE_ALERTS = "acknowledge alerts"
+    MANAGE_ALERTS = "change alert rules and webhooks"
     EXPORT_SPEND = "export spend"
     SET_PRICES = "set prices"
     MANAGE_ACCOUNTS = "manage accounts and API tokens"
@@ -44,6 +45,7 @@ _OPERATES = frozenset(
         Permission.MANAGE_FLEET,
         Permission.MANAGE_TENANT_KEYS,
         Permission.ACKNOWLEDGE_ALERTS,
+        Permission.MANAGE_ALERTS,
     }
 )
 GRANTS: dict[Role, frozenset[Permission]] = {

@@ -13,6 +13,7 @@ CHANGES = [
     Permission.MANAGE_FLEET,
     Permission.MANAGE_TENANT_KEYS,
     Permission.ACKNOWLEDGE_ALERTS,
+    Permission.MANAGE_ALERTS,
 ]
 
 
