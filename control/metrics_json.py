@@ -47,6 +47,8 @@ def page_json(page: PageReading) -> Json:
         "lora_adapters": None if page.lora_adapters is None else list(page.lora_adapters),
         "dropped": list(page.dropped),
         "engines": [_engine_json(engine) for engine in page.engines],
+        "not_exported": None if page.names is None else list(page.names.not_exported),
+        "gpus": [asdict(gpu) for gpu in page.gpus],
     }
 
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet.dialect_names import (
-    DIALECTS,
-    INFERENCE_HANDLERS,
-    TRITON_FAILURE,
-    TRITON_SUCCESS,
-    VLLM,
-    WANTED_PREFIXES,
-    Dialect,
-)
+from fleet.dialect_names import DIALECTS, INFERENCE_HANDLERS, VLLM, WANTED_PREFIXES, Dialect
 from fleet.engine_readings import read_engines, whole_count
 from fleet.exposition import DEFAULT_CAPS, Caps, Families, read_families
+from fleet.gpu_readings import read_gpus
+from fleet.iteration_records import read_records
+from fleet.page_names import names_read
 from fleet.readings import EngineReading, PageReading, PageState
+from fleet.router_names import router_of
 
 
 def read_page(
@@ -44,12 +40,10 @@ def read_page(
         )
     if not families.series and not families.declared and not families.saw_sample:
         return _no_metrics(page, body, content_type)
-    if TRITON_SUCCESS in families.series:
-        return _read_triton(page, families)
     for dialect in DIALECTS:
         if any(name.startswith(dialect.prefix) for name in families.series):
-            return _read_engines(page, families, dialect)
-    return _no_engine(page, families)
+            return _read_engines(page, families, dialect, router_of(body))
+    return _no_engine(page, families, router_of(body))
 
 
 def _shape(body: bytes, families: Families, content_type: str | None) -> str:
@@ -67,6 +61,8 @@ def _no_metrics(page: PageReading, body: bytes, content_type: str | None) -> Pag
     if not start and kind in {"text/plain", "application/openmetrics-text"}:
         return replace(page, state=PageState.NO_ENGINE_SERIES, hint="The page is empty: nothing ran yet")
     if start.startswith((b"[", b"{")):
+        if engines := read_records(body):
+            return replace(page, dialect="tensorrt_llm", state=PageState.OK, engines=engines, hint=_RECORDS)
         hint = (
             "This is JSON, not a metrics page. TensorRT-LLM serves its metrics at /prometheus/metrics; "
             "vLLM and SGLang at /metrics"
@@ -84,19 +80,28 @@ def _no_metrics(page: PageReading, body: bytes, content_type: str | None) -> Pag
     return replace(page, state=PageState.NOT_METRICS, hint=hint)
 
 
-def _no_engine(page: PageReading, families: Families) -> PageReading:
+_RECORDS = (
+    "Iteration records: gauges only, without completions and tokens. TensorRT-LLM counts those at "
+    "/prometheus/metrics"
+)
+
+
+def _no_engine(page: PageReading, families: Families, router: str | None) -> PageReading:
     """A valid page of something else, or of an engine that keeps its statistics off."""
     http = families.series.get("http_requests_total", [])
     is_vllm = any(_is_inference(key.labels.get("handler", "")) for key, _ in http)
     if is_vllm:
         hint = "An engine without statistics: start vLLM without --disable-log-stats"
-    elif any(name.startswith("DCGM_") for name in families.series):
+    elif gpus := read_gpus(families):
         return replace(
             page,
             dialect="dcgm",
             state=PageState.NO_ENGINE_SERIES,
+            gpus=gpus,
             hint="This is a GPU exporter's page; an engine's page is at its own port, /metrics",
         )
+    elif router is not None:
+        return replace(page, dialect="router", state=PageState.ROUTER, hint=_behind(router))
     else:
         hint = "No engine's metrics here: is statistics logging off, or is this another exporter?"
     return replace(
@@ -135,9 +140,15 @@ def _http(families: Families, status: str) -> int | None:
     return whole_count(sum(wanted))
 
 
-def _read_engines(page: PageReading, families: Families, dialect: Dialect) -> PageReading:
+def _behind(router: str) -> str:
+    return f"This is a router's page ({router}): point at the engine's, one node for each engine behind it"
+
+
+def _read_engines(
+    page: PageReading, families: Families, dialect: Dialect, router: str | None
+) -> PageReading:
     engines, remarks = read_engines(families, dialect)
-    state, hint = _state(families, dialect, engines)
+    state, hint = _state(families, dialect, engines, router)
     has_engine_label = any(e.engine for e in engines)
     return replace(
         page,
@@ -147,12 +158,14 @@ def _read_engines(page: PageReading, families: Families, dialect: Dialect) -> Pa
         state=state,
         hint=hint,
         engines=engines if state is PageState.OK else (),
+        gpus=read_gpus(families),
         process_start_time_s=_only(families, "process_start_time_seconds"),
         http_finished=_http(families, "2") if dialect is VLLM else None,
         http_failed=_http(families, "5") if dialect is VLLM else None,
         admission_rejections=_rejections(families),
         lora_adapters=_lora_adapters(families),
         dropped=(*page.dropped, *remarks),
+        names=names_read(families, dialect) if state is PageState.OK else None,
     )
 
 
@@ -165,15 +178,13 @@ def _dialect_name(families: Families, dialect: Dialect, has_engine_label: bool) 
 
 
 def _state(
-    families: Families, dialect: Dialect, engines: tuple[EngineReading, ...]
+    families: Families, dialect: Dialect, engines: tuple[EngineReading, ...], router: str | None
 ) -> tuple[PageState, str]:
     """Tell an engine's page from a router's and from one whose engine has said nothing yet."""
     known = families.declared | families.series.keys()
     is_engine = any(mark in known for mark in dialect.marks) or any(e.engine for e in engines)
     if not is_engine:
-        return PageState.ROUTER, (
-            "These are a router's own series, not an engine's: give the addresses of the engines behind it"
-        )
+        return PageState.ROUTER, _behind(router or "its own series, none of an engine's")
     if not engines:
         return PageState.NO_ENGINE_SERIES, (
             "The engine answers and has no request series: an idle vLLM before 0.11 shows them at its "
@@ -199,25 +210,3 @@ def _lora_adapters(families: Families) -> tuple[str, ...] | None:
     labels = max(samples, key=lambda sample: sample[1])[0].labels
     listed = f"{labels.get('running_lora_adapters', '')},{labels.get('waiting_lora_adapters', '')}"
     return tuple(sorted({name.strip() for name in listed.split(",")} - {""}))
-
-
-def _read_triton(page: PageReading, families: Families) -> PageReading:
-    """One model of a Triton page: every step of an ensemble counts the same request, so never the sum.
-
-    The ensemble is taken; where there is none, the model with the most requests.
-    """
-    successes: dict[str, float] = {}
-    for key, value in families.series[TRITON_SUCCESS]:  # one series a version of the model
-        name = key.labels.get("model", "")
-        successes[name] = successes.get(name, 0.0) + value
-    model = "ensemble" if successes.get("ensemble") else max(sorted(successes), key=successes.__getitem__)
-    finished = {"finished": whole_count(successes[model])}
-    failures = [
-        value for key, value in families.series.get(TRITON_FAILURE, ()) if key.labels.get("model") == model
-    ]
-    if failures:
-        finished["error"] = whole_count(sum(failures))
-    engine = EngineReading(
-        engine="", model=model, finished={k: v for k, v in finished.items() if v is not None}
-    )
-    return replace(page, dialect="triton", engines=(engine,))

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
-from fleet.dialect_names import VLLM, Dialect, Names
+from fleet.dialect_names import VLLM, Dialect, Names, Part
 from fleet.engine_histograms import read_histograms
 from fleet.exposition import Families
 from fleet.exposition_lines import Sample
 from fleet.readings import EngineReading, Histogram
 
 ENGINES_MAX = 512
+#: Series of a backend under Triton: they carry the backend's model, whatever the ensemble is called.
+_BACKEND = "nv_trt_llm_"
 _COUNT_MAX = 2.0**63
 
 #: (engine label, model name, replica): what tells the engines of one page apart.
@@ -59,16 +62,14 @@ def _first_positive(config: dict[str, str] | None, *names: str) -> int | None:
 
 def read_engines(families: Families, dialect: Dialect) -> tuple[tuple[EngineReading, ...], tuple[str, ...]]:
     """Return the engines of a page in order of their label, and why values were left out."""
-    page = _Page(families, dialect)
+    page = _Page(families, dialect, _busiest_model(families, dialect))
     for field, names in dialect.gauges.items():
         page.put(field, names, _largest if field == "kv_used_ratio" else page.total)
     for field, names in dialect.counters.items():
         page.put(field, names, page.total)
-    if dialect is VLLM:
-        page.put_part("waiting_capacity", "vllm:num_requests_waiting_by_reason", ("reason", "capacity"))
-        page.put_part(
-            "prompt_tokens_computed", "vllm:prompt_tokens_by_source_total", ("source", "local_compute")
-        )
+    for field, part in dialect.parts.items():
+        page.put_part(field, part)
+    page.put_capacity()
     page.put_finished()
     histograms = read_histograms(
         families, dialect.histograms, page.key, dialect.repeat_labels, page.remarks
@@ -77,11 +78,35 @@ def read_engines(families: Families, dialect: Dialect) -> tuple[tuple[EngineRead
     if len(keys) > ENGINES_MAX:
         page.remarks.append(f"{len(keys)} engines on one page; {ENGINES_MAX} were kept")
         keys = keys[:ENGINES_MAX]
-    engines = [page.reading(key, histograms.get(key, {})) for key in keys]
+    engines = [page.reading(key, _in_seconds(histograms.get(key, {}), dialect)) for key in keys]
     if dialect is VLLM:
         engines = [_with_cache_config(page, key, e) for key, e in zip(keys, engines, strict=True)]
         engines = [replace(e, flags=(*e.flags, *_vllm_flags(page, e))) for e in engines]
     return tuple(_name_replicas(keys, engines)), tuple(page.remarks)
+
+
+def _busiest_model(families: Families, dialect: Dialect) -> str | None:
+    """Return the one model to read where a page's models are steps of the same request, else None.
+
+    The ensemble; where there is none, the model with the most requests.
+    """
+    if not dialect.busiest:
+        return None
+    requests: dict[str, float] = {}
+    for key, value in families.series.get(dialect.busiest, ()):  # one series a version of the model
+        name = key.labels.get(dialect.model_label, "")
+        requests[name] = requests.get(name, 0.0) + value
+    return "ensemble" if requests.get("ensemble") else max(sorted(requests), key=requests.__getitem__)
+
+
+def _in_seconds(histograms: dict[str, Histogram], dialect: Dialect) -> dict[str, Histogram]:
+    """Bring histograms that are written in another unit into ours."""
+    scaled = dict(histograms)
+    for short in dialect.scale.keys() & histograms.keys():
+        unit, found = dialect.scale[short], histograms[short]
+        total = None if found.sum is None else found.sum * unit
+        scaled[short] = Histogram(tuple(edge * unit for edge in found.edges), found.counts, total)
+    return scaled
 
 
 def _in_order(key: EngineKey) -> tuple[int, EngineKey]:
@@ -110,13 +135,15 @@ class _Page:
 
     families: Families
     dialect: Dialect
+    model: str | None  # the only one that is read
     remarks: list[str]
     values: dict[EngineKey, dict[str, float]]
     finished: dict[EngineKey, dict[str, int]]
 
-    def __init__(self, families: Families, dialect: Dialect) -> None:
+    def __init__(self, families: Families, dialect: Dialect, model: str | None) -> None:
         self.families = families
         self.dialect = dialect
+        self.model = model
         self.remarks = []
         self.values = {}
         self.finished = {}
@@ -126,11 +153,16 @@ class _Page:
         engine = ""
         for name in self.dialect.engine_labels:
             engine = labels.get(name, engine)
-        return engine, labels.get("model_name", ""), labels.get("ReplicaId", "")
+        model = labels.get(self.dialect.model_label, "") if self.model is None else self.model
+        return engine, model, labels.get("ReplicaId", "")
 
     def split(self, name: str) -> dict[EngineKey, list[Sample]]:
         found: dict[EngineKey, list[Sample]] = {}
-        for sample in self.families.series.get(name, ()):
+        samples = self.families.series.get(name, ())
+        if self.model is not None and not name.startswith(_BACKEND):
+            of_model = self.dialect.model_label
+            samples = [s for s in samples if s[0].labels.get(of_model, "") == self.model]
+        for sample in samples:
             found.setdefault(self.key(sample), []).append(sample)
         return found
 
@@ -138,6 +170,9 @@ class _Page:
         """Add parts, take one of repeats (the largest): see `Dialect`."""
         if len(samples) == 1:
             return samples[0][1]
+        whole = self.dialect.total_label
+        if whole:
+            samples = [s for s in samples if not s[0].labels.get(whole)] or samples
         repeats = self.dialect.repeat_labels
         parts: dict[tuple[tuple[str, str], ...], float] = {}
         for key, value in samples:
@@ -151,12 +186,30 @@ class _Page:
             for key, samples in self.split(name).items():
                 self.values.setdefault(key, {})[field] = pick(samples)
 
-    def put_part(self, field: str, name: str, part: tuple[str, str]) -> None:
-        """Set `field` from the series of `name` that carry the label `part`."""
+    def part(self, part: Part | str) -> dict[EngineKey, float]:
+        """Return a gauge by engine: of a name, or of the series of a name that carry one label."""
+        if isinstance(part, str):
+            return {key: self.total(samples) for key, samples in self.split(part).items()}
+        name, label, value = part
+        found: dict[EngineKey, float] = {}
         for key, samples in self.split(name).items():
-            chosen = [s for s in samples if s[0].labels.get(part[0]) == part[1]]
+            chosen = [s for s in samples if s[0].labels.get(label) == value]
             if chosen:
-                self.values.setdefault(key, {})[field] = self.total(chosen)
+                found[key] = self.total(chosen)
+        return found
+
+    def put_part(self, field: str, part: Part) -> None:
+        """Set `field` from the series of a name that carry one label."""
+        for key, value in self.part(part).items():
+            self.values.setdefault(key, {})[field] = value
+
+    def put_capacity(self) -> None:
+        """Set the KV capacity where all its factors are there and none is 0 (not started yet)."""
+        factors = [self.part(part) for part in self.dialect.capacity]
+        for key in factors[0] if factors else ():
+            product = prod(factor.get(key, 0.0) for factor in factors)
+            if product > 0:
+                self.values.setdefault(key, {})["kv_capacity_tokens"] = product
 
     def put_finished(self) -> None:
         for key, samples in self.split(self.dialect.finished).items():
@@ -201,6 +254,7 @@ class _Page:
             running=counts.get("running"),
             waiting=counts.get("waiting"),
             waiting_capacity=counts.get("waiting_capacity"),
+            kv_capacity_tokens=counts.get("kv_capacity_tokens"),
             prompt_tokens=counts.get("prompt_tokens"),
             prompt_tokens_computed=counts.get("prompt_tokens_computed"),
             generation_tokens=counts.get("generation_tokens"),
