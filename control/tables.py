@@ -39,8 +39,9 @@ from control.tables_policy import (
     PolicyRevisionRow,
     RolloutRow,
 )
-from control.tables_quality import QualityFindingRow
 from control.tables_promsource import NodeSourceRow, PromBackfillRow, PromSourceRow
+from control.tables_quality import QualityFindingRow
+from control.tables_rollup import RollupDueRow, RollupHorizonRow
 from control.tables_spend import NodeQuarterRow, PriceRow, UsageCursorRow, UsageQuarterRow, UsageRecordRow
 
 __all__ = [
@@ -77,6 +78,8 @@ __all__ = [
     "PromSourceRow",
     "QualityFindingRow",
     "RolloutRow",
+    "RollupDueRow",
+    "RollupHorizonRow",
     "RoundRow",
     "SampleRow",
     "ScrapeFailureRow",
