@@ -14,6 +14,14 @@ from control.tables_alerts import (
     WebhookRow,
 )
 from control.tables_base import APPEND_ONLY, PARTITIONED, Base
+from control.tables_discovery import (
+    DiscoveredNodeRow,
+    DiscoverySourceRow,
+    EndpointSeenRow,
+    GpuRow,
+    GpuSampleRow,
+    NodeEndpointRow,
+)
 from control.tables_fleet import (
     AlertRow,
     AlertTimerRow,
@@ -62,12 +70,18 @@ __all__ = [
     "Base",
     "CapacityEstimateRow",
     "CommandKeyRow",
+    "DiscoveredNodeRow",
+    "DiscoverySourceRow",
+    "EndpointSeenRow",
     "GatewayObservedRow",
     "GatewayRow",
     "GatewaySampleRow",
+    "GpuRow",
+    "GpuSampleRow",
     "HealthRow",
     "HistogramEdgesRow",
     "LeaseRow",
+    "NodeEndpointRow",
     "NodeQuarterRow",
     "NodeRow",
     "NodeSourceRow",
