@@ -33,6 +33,9 @@ class Reason(StrEnum):
     HTTP_ERROR = "http_error"  # answered, but not 200
     UNREACHABLE = "unreachable"  # DNS, route, reset, TLS
     BLOCKED = "blocked"  # the address is not allowed to be scraped
+    SOURCE_DOWN = "source_down"  # the Prometheus it is read from cannot be asked
+    NOT_IN_SOURCE = "not_in_source"  # that Prometheus has no recent sample of it
+    TARGET_DOWN = "target_down"  # that Prometheus cannot scrape it
 
 
 @dataclass(frozen=True, slots=True)
