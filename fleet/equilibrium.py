@@ -8,23 +8,20 @@ quoted for a queue that is growing, and an alarm on one noisy minute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleet.errors import NotMeasured
-from fleet.little import Trend, age_share, log_trend
+from fleet.little import age_share
 from fleet.queueing import flow_z
+from fleet.tail_trend import MIN_POINTS, RUN, WINDOWS, TailPoint, TailTrend, tail_trend
 
 FLOW_Z = 3.0
 FLOW_WINDOWS = 2  # consecutive minutes
 AGE_SHARE = 0.1
 AGE_WINDOWS = 2
-TREND_POINTS = 30
-TREND_MIN_POINTS = 12
-TREND_P = 0.01
-TREND_DOUBLING_MIN = 60.0
-STILL_FACTOR = 3.0  # p50 doubles more than this many times slower
+AGE_NOISE = 3.0  # times 1 / sqrt(requests): a share of age that so few requests show by chance
 
 
 class Balance(StrEnum):
@@ -45,9 +42,11 @@ class Minute:
     departures: int | None = None  # completions and client aborts
     mean_in_system: float | None = None
     time_mean_s: float | None = None  # of those that left
-    p50_s: float | None = None
+    p50_s: float | None = None  # of the time in the system
     p99_s: float | None = None
     length_s: float = 60.0
+    ttft_p50_s: float | None = None
+    ttft_p99_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +60,18 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Equilibrium:
-    """The state with its signals; `p99_doubling_min` is None when p99 does not grow significantly."""
+    """The state with its signals; `p99_doubling_min` is None unless the growth is certain."""
 
     balance: Balance | None  # None: no signal could be computed
     signals: tuple[Signal, ...]
     p99_doubling_min: float | None
+    is_middle_still: bool | None = None  # p50 does not rise with it; None: p99 does not double
 
     @property
-    def is_left(self) -> bool:
-        """Return whether the queue has left equilibrium: two signals, or unstable."""
+    def is_left(self) -> bool | None:
+        """Return whether the queue has left equilibrium: two signals, or unstable. None: not known."""
+        if self.balance is None:
+            return None
         raised = sum(1 for signal in self.signals if signal.is_raised)
         return raised >= 2 or self.balance is Balance.UNSTABLE
 
@@ -90,53 +92,57 @@ def flow_signal(minutes: Sequence[Minute]) -> tuple[Signal, float | None]:
 
 
 def age_signal(minutes: Sequence[Minute]) -> Signal:
-    """Return the age signal: (L - X W) / L beyond 0.1 with the same sign for two minutes."""
-    shares = [
-        age_share(m.mean_in_system, m.departures / m.length_s, m.time_mean_s)
+    """Return the age signal: (L - X W) / L beyond 0.1 with the same sign for two minutes.
+
+    The threshold is never below three times 1 / sqrt(requests): ages of a few requests swing by chance.
+    """
+    known = [
+        (age_share(m.mean_in_system, m.departures / m.length_s, m.time_mean_s), m.departures)
         for m in minutes[-AGE_WINDOWS:]
-        if m.mean_in_system and m.time_mean_s is not None and m.departures is not None
+        if m.mean_in_system and m.time_mean_s is not None and m.departures
     ]
-    if len(shares) < AGE_WINDOWS:
+    if len(known) < AGE_WINDOWS:
         return Signal("age", None, "places or times not measured")
+    limits = [max(AGE_SHARE, AGE_NOISE / math.sqrt(count)) for _, count in known]
+    shares = [share for share, _ in known]
+    is_raised = all(s > limit for s, limit in zip(shares, limits, strict=True)) or all(
+        s < -limit for s, limit in zip(shares, limits, strict=True)
+    )
     shown = ", ".join(f"{share:+.0%}" for share in shares)
-    is_raised = all(s > AGE_SHARE for s in shares) or all(s < -AGE_SHARE for s in shares)
     return Signal(
-        "age", is_raised, f"(L - X W) / L = {shown} in the last {len(shares)} minutes (raised at 10 %)"
+        "age",
+        is_raised,
+        f"(L - X W) / L = {shown} in the last {len(shares)} minutes (raised at {max(limits):.0%})",
     )
 
 
-def _trend(minutes: Sequence[Minute], *, p99: bool) -> Trend | None:
-    recent = [
-        (m.at_min, value)
-        for m in minutes[-TREND_POINTS:]
-        if (value := m.p99_s if p99 else m.p50_s) is not None and value > 0
-    ]
-    if len(recent) < TREND_MIN_POINTS:
-        return None
-    try:
-        return log_trend([at for at, _ in recent], [value for _, value in recent])
-    except NotMeasured:
-        return None
+def trend_signal(minutes: Sequence[Minute]) -> tuple[Signal, TailTrend | None]:
+    """Return the trend signal and the trend it is about: of the latency that grows most certainly.
 
-
-def trend_signal(minutes: Sequence[Minute]) -> tuple[Signal, float | None]:
-    """Return the trend signal and p99's doubling time in minutes.
-
-    Raised when ln p99 rises over the last 30 minutes (Mann-Kendall p < 0.01), doubling within an hour,
-    while p50 takes more than three times as long.
+    A vote as soon as ln p99 rises over the last 30 minutes (Mann-Kendall p < 0.01), doubling within an
+    hour, while p50 takes more than three times as long; `is_certain` as in `fleet.tail_trend`.
     """
-    tail, middle = _trend(minutes, p99=True), _trend(minutes, p99=False)
-    if tail is None or middle is None:
-        return Signal("trend", None, f"fewer than {TREND_MIN_POINTS} minutes of p50 and p99"), None
-    doubling = tail.doubling_min if tail.p_one_sided < TREND_P else None
-    if doubling is None or doubling >= TREND_DOUBLING_MIN:
-        return Signal(
-            "trend", False, f"p99 does not double within an hour (p = {tail.p_one_sided:.2g})"
-        ), None
-    still = middle.log_slope_per_min * STILL_FACTOR < tail.log_slope_per_min
-    moves = "p50 is still" if still else "p50 rises with it"
-    evidence = f"p99 doubles every {doubling:.0f} minutes (p = {tail.p_one_sided:.2g}), {moves}"
-    return Signal("trend", still, evidence), doubling
+    found = [(name, trend) for name, trend in _trends(minutes) if trend is not None]
+    if not found:
+        return Signal("trend", None, f"fewer than {MIN_POINTS} minutes of p50 and p99"), None
+    name, trend = max(found, key=lambda one: (one[1].is_certain, one[1].is_significant, one[1].growth))
+    is_raised = trend.is_still and (trend.is_significant or trend.is_certain)
+    return Signal("trend", is_raised, trend.words(f"p99 of {name}" if name else "p99")), trend
+
+
+def _trends(minutes: Sequence[Minute]) -> list[tuple[str, TailTrend | None]]:
+    recent = minutes[-max(WINDOWS) - RUN :]
+    whole = [
+        TailPoint(m.at_min, m.p50_s, m.p99_s) for m in recent if m.p50_s is not None and m.p99_s is not None
+    ]
+    first = [
+        TailPoint(m.at_min, m.ttft_p50_s, m.ttft_p99_s)
+        for m in recent
+        if m.ttft_p50_s is not None and m.ttft_p99_s is not None
+    ]
+    if not first:
+        return [("", tail_trend(whole))]
+    return [("end-to-end latency", tail_trend(whole)), ("time to first token", tail_trend(first))]
 
 
 def backlog_signal(waiting: int | None, longest_wait_s: float, mu: float | None) -> Signal:
@@ -156,27 +162,41 @@ def assess_equilibrium(
     longest_wait_s: float = 1.5,
     mu: float | None = None,
     rho_low: float | None = None,
+    rho_high: float | None = None,
 ) -> Equilibrium:
     """Return the state of a queue from its disjoint minutes, oldest first.
 
-    UNSTABLE at once when even the low end of rho exceeds 1, or when two signals are raised by growth;
-    FILLING or DRAINING by the sign of a raised flow; else EQUILIBRIUM; None when nothing is known.
+    UNSTABLE at once when even the low end of rho exceeds 1, when p99 certainly doubles under a still p50,
+    or when two signals are raised by growth; but flow and age alone, with the high end of rho below 1, are
+    a queue on its way to its next level: FILLING. FILLING or DRAINING by the sign of a raised flow; else
+    EQUILIBRIUM; None when nothing is known.
     """
-    (flow, z), (trend, doubling) = flow_signal(minutes), trend_signal(minutes)
+    (flow, z), (trend, tail) = flow_signal(minutes), trend_signal(minutes)
     signals = (flow, age_signal(minutes), trend, backlog_signal(waiting, longest_wait_s, mu))
-    balance = _balance(signals, z, rho_low)
-    return Equilibrium(balance, signals, doubling)
+    doubles = tail is not None and tail.is_certain and tail.is_still
+    balance = _balance(signals, z, rho_low, rho_high, doubles=doubles)
+    if tail is None or not tail.is_certain:
+        return Equilibrium(balance, signals, None)
+    return Equilibrium(balance, signals, tail.doubling_min, tail.is_still)
 
 
-def _balance(signals: Sequence[Signal], z: float | None, rho_low: float | None) -> Balance | None:
-    if rho_low is not None and rho_low > 1:
+def _balance(
+    signals: Sequence[Signal],
+    z: float | None,
+    rho_low: float | None,
+    rho_high: float | None,
+    *,
+    doubles: bool,
+) -> Balance | None:
+    if doubles or (rho_low is not None and rho_low > 1):
         return Balance.UNSTABLE
     if all(signal.is_raised is None for signal in signals):
         return None
     raised = {signal.name for signal in signals if signal.is_raised}
     is_draining = z is not None and z <= -FLOW_Z
     if len(raised) >= 2 and not is_draining:
-        return Balance.UNSTABLE
+        is_bounded = raised == {"flow", "age"} and rho_high is not None and rho_high < 1
+        return Balance.FILLING if is_bounded else Balance.UNSTABLE
     if "flow" in raised:
         return Balance.DRAINING if is_draining else Balance.FILLING
     return Balance.EQUILIBRIUM
