@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from control.cli_estimate_run import run
 from fleet.cost import (
     CalendarRow,
     ClosedForm,
@@ -47,6 +48,9 @@ class Money(click.ParamType[Decimal]):
 @click.group()
 def estimate() -> None:
     """Estimate what autoscaling and admission cost."""
+
+
+estimate.add_command(run)
 
 
 def _option(flag: str, attribute: str, kind: Any, about: str) -> Any:

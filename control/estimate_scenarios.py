@@ -1,0 +1,122 @@
+"""Scenarios for `rhodeck estimate run`: one strategy on one traffic, as a JSON object.
+
+Keys: `profile` (A, B, C, D, `recorded`, or a file), `params` (the strategy, see `fleet.strategies`), and
+optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`. Prevents: a misspelt key that silently
+means its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+from control.rate_profile_files import BUNDLED, RECORDED, bundled_profile, file_profile
+from fleet.errors import InvalidInput
+from fleet.fluid import FluidResult, NodeClass, simulate
+from fleet.rate_profiles import RateProfile
+from fleet.strategies import Strategy, read_strategy
+
+MAX_BYTES = 1_000_000
+SLO_WAIT_S = 2.0
+_KEYS = ("profile", "params", "mu", "price", "tokens_in", "tokens_out", "slo_wait_s")
+#: These may also stand in `params`, as in the published comparison table.
+_NODE_PARAMS = ("mu", "price")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One strategy on one traffic, ready to run."""
+
+    profile: RateProfile
+    strategy: Strategy
+    node: NodeClass
+    slo_wait_s: float
+
+    def run(self) -> FluidResult:
+        """Simulate 720 hours."""
+        return simulate(self.profile.month(), self.strategy, self.node, slo_wait_s=self.slo_wait_s)
+
+
+def read_scenario_text(text: str, folder: Path, recorded: Callable[[], RateProfile]) -> Scenario:
+    """Return the scenario in a JSON text. Files are looked for in `folder`, then where the process runs.
+
+    `recorded` is asked for the fleet's own traffic only if the scenario wants it.
+    """
+    if len(text) > MAX_BYTES:
+        raise InvalidInput(f"the scenario has over {MAX_BYTES:,} characters", field="SCENARIO")
+    try:
+        document: Any = json.loads(text, object_pairs_hook=_once)
+    except (json.JSONDecodeError, RecursionError) as exc:
+        raise InvalidInput(f"the scenario is not JSON: {exc}", field="SCENARIO") from exc
+    if not isinstance(document, dict):
+        raise InvalidInput("the scenario is not a JSON object", field="SCENARIO", hint=f"Keys: {_KEYS}")
+    return read_scenario(cast("dict[str, Any]", document), folder, recorded)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidInput(f"{twice[:60]!r} stands twice in one object", field="SCENARIO")
+    return dict(pairs)
+
+
+def read_scenario(
+    document: Mapping[str, Any], folder: Path, recorded: Callable[[], RateProfile]
+) -> Scenario:
+    """Return the scenario that a document describes. Raises InvalidInput with the JSON pointer."""
+    unknown = sorted(set(document) - set(_KEYS))
+    if unknown:
+        raise InvalidInput(
+            f"/{unknown[0]} is unknown", field=f"/{unknown[0]}", hint=f"Known keys: {', '.join(_KEYS)}"
+        )
+    params: Any = document.get("params")
+    if not isinstance(params, dict):
+        raise InvalidInput(
+            "/params is missing", field="/params", hint='Describe the strategy, as {"n": 5, "D": 1.5}'
+        )
+    params = dict(cast("dict[str, Any]", params))
+    values: dict[str, Any] = {key: document[key] for key in _KEYS[2:] if document.get(key) is not None}
+    for key in _NODE_PARAMS:
+        if key in params:
+            if key in values and values[key] != params[key]:
+                raise InvalidInput(
+                    f"/{key} is {values[key]!r} and /params/{key} is {params[key]!r}",
+                    field=f"/params/{key}",
+                    hint="Give it once",
+                )
+            values[key] = params.pop(key)
+    strategy = read_strategy(params)
+    profile = _profile(document.get("profile"), folder, recorded)
+    defaults = NodeClass()
+    node = NodeClass(
+        service_rate=_number(values, "mu", defaults.service_rate),
+        usd_per_hour=Decimal(str(_number(values, "price", float(defaults.usd_per_hour)))),
+        tokens_in=_number(values, "tokens_in", defaults.tokens_in),
+        tokens_out=_number(values, "tokens_out", defaults.tokens_out),
+    )
+    return Scenario(profile, strategy, node, _number(values, "slo_wait_s", SLO_WAIT_S))
+
+
+def _number(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidInput(f"/{key} is {value!r}", field=f"/{key}", hint="Give a number")
+    return float(value)
+
+
+def _profile(name: Any, folder: Path, recorded: Callable[[], RateProfile]) -> RateProfile:
+    if not isinstance(name, str) or not name:
+        raise InvalidInput(
+            f"/profile is {name!r}", field="/profile", hint=f"Give A, B, C, D, {RECORDED} or a CSV file"
+        )
+    if name in BUNDLED:
+        return bundled_profile(name)
+    if name == RECORDED:
+        return recorded()
+    path = folder / name  # an absolute name stays what it is
+    return file_profile(path if path.exists() else Path(name))

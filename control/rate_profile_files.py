@@ -1,0 +1,73 @@
+"""Where the traffic of an estimate comes from: a bundled profile, a file, or the fleet's own record.
+
+Bundled profiles are read from the package, files from where the scenario stands or the current folder.
+Files are somebody's: bounded and checked. Prevents: an estimate that cannot say whose traffic it used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from control.capacity_files import read_rows
+from control.tables import GatewaySampleRow
+from fleet.errors import InvalidInput
+from fleet.fluid import BIN_S, MONTH_BINS
+from fleet.rate_profiles import RateProfile, read_profile, recorded_profile
+
+FOLDER = Path(__file__).with_name("data") / "profiles"
+#: Licences are in the folder's README.
+BUNDLED = {
+    "A": "four 36-minute bursts to 30 requests/s a day, else at most 15 (made)",
+    "B": "one 90 s burst to 30 requests/s each hour (made)",
+    "C": "ServeGen m-large: 14 days of production rates in 10-minute windows, scaled to mean 12",
+    "D": "ServeGen deepseek-r1: a day of production rates in 10-minute windows, scaled to mean 12",
+}
+RECORDED = "recorded"
+#: The recorded shapes are scaled to this mean, so that the four profiles can be compared.
+BUNDLED_MEAN_RPS = 12.0
+
+
+def bundled_profile(name: str) -> RateProfile:
+    """Return one of the profiles that come with Rhodeck: A, B, C or D."""
+    if name not in BUNDLED:
+        raise InvalidInput(f"there is no bundled profile {name[:40]!r}", hint="Choose A, B, C or D")
+    profile = read_profile(name, BUNDLED[name], read_rows(FOLDER / f"{name}.csv.gz"))
+    return profile.scaled_to(BUNDLED_MEAN_RPS) if name in "CD" else profile
+
+
+def file_profile(path: Path) -> RateProfile:
+    """Return the profile in a CSV file, compressed or not."""
+    return read_profile(path.name, f"file {path.name}", read_rows(path))
+
+
+def recorded_rates(session: Session, since: datetime, until: datetime) -> RateProfile:
+    """Return the arrivals at the gateways in [since, until), refused ones included.
+
+    Every round counts for the bins its covered time fills. Raises InvalidInput when too little is known.
+    """
+    g = GatewaySampleRow
+    rows = session.execute(
+        select(g.at, g.gateway, g.covered_s, g.offered).where(g.at >= since, g.at < until).order_by(g.at)
+    )
+    bins = min(int((until - since).total_seconds() // BIN_S), MONTH_BINS)
+    requests: dict[int, float] = defaultdict(float)
+    seen: set[int] = set()
+    for at, _, covered_s, offered in rows:
+        if covered_s is None or offered is None or covered_s <= 0:
+            continue
+        first = (at - timedelta(seconds=covered_s) - since).total_seconds() / BIN_S
+        last = (at - since).total_seconds() / BIN_S
+        for place in range(max(0, int(first)), min(bins, int(last) + 1)):
+            overlap = min(last, place + 1) - max(first, place)
+            if overlap > 0:
+                requests[place] += offered * overlap * BIN_S / covered_s
+                seen.add(place)
+    counts = [(BIN_S, requests[place] if place in seen else None) for place in range(bins)]
+    if not counts:
+        raise InvalidInput("the range is shorter than 10 s", field="/profile", hint="Give a longer range")
+    return recorded_profile(f"gateways, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC", counts)
