@@ -14,6 +14,7 @@ import ssl
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
@@ -75,6 +76,7 @@ class FetchedPage:
     content_type: str | None
     started_s: float
     duration_s: float
+    date_s: float | None = None  # what the server took the time for, Unix seconds
 
 
 class FetchFailed(FleetError):
@@ -177,10 +179,10 @@ async def fetch_page(
     try:
         async with asyncio.timeout(deadline_s):
             addresses = await _addresses(parts)
-            body, status, content_type = await _get(session, parts, addresses, caps or PageCaps(), ask)
+            body, status, kind, date_s = await _get(session, parts, addresses, caps or PageCaps(), ask)
     except TimeoutError:
         raise FetchFailed(Reason.TIMEOUT, f"no complete answer within {deadline_s:g} s") from None
-    return FetchedPage(body, status, content_type, started_s, clock.monotonic_s() - started_s)
+    return FetchedPage(body, status, kind, started_s, clock.monotonic_s() - started_s, date_s)
 
 
 async def _addresses(parts: SplitResult) -> list[Address]:
@@ -205,7 +207,7 @@ async def _addresses(parts: SplitResult) -> list[Address]:
 
 async def _get(
     session: aiohttp.ClientSession, parts: SplitResult, addresses: list[Address], caps: PageCaps, ask: Ask
-) -> tuple[bytes, int, str | None]:
+) -> tuple[bytes, int, str | None, float | None]:
     """Try each address until one takes the connection."""
     failure = FetchFailed(Reason.UNREACHABLE, f"{parts.hostname} has no address")
     for address in addresses:
@@ -231,7 +233,7 @@ def _port(parts: SplitResult) -> int:
 
 async def _get_from(
     session: aiohttp.ClientSession, parts: SplitResult, address: Address, caps: PageCaps, ask: Ask
-) -> tuple[bytes, int, str | None]:
+) -> tuple[bytes, int, str | None, float | None]:
     host = f"[{address}]" if address.version == 6 else str(address)
     netloc = f"{host}:{parts.port}" if parts.port else host
     plain = {"Host": parts.netloc, "Accept": "text/plain", "Accept-Encoding": "identity"}
@@ -252,7 +254,16 @@ async def _get_from(
             body = await _read(answer, caps)
         else:
             body = b"" if answer.ok else await answer.content.read(_SHOWN_BYTES)
-        return body, answer.status, answer.headers.get("Content-Type")
+        said = answer.headers
+        return body, answer.status, said.get("Content-Type"), _date_s(said.get("Date"))
+
+
+def _date_s(text: str | None) -> float | None:
+    """Return the time a Date header names (whole Unix seconds); None where there is none to be read."""
+    try:
+        return None if text is None else parsedate_to_datetime(text[:64]).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 async def _read(answer: aiohttp.ClientResponse, caps: PageCaps) -> bytes:

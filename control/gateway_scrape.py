@@ -54,6 +54,7 @@ class GatewayPage:
 
     flows: dict[Flow, FlowReading]
     process_start_time_s: float | None
+    dropped: tuple[str, ...] = ()  # what was left out and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def read_gateway_page(body: bytes) -> GatewayPage | None:
         for flow, histogram in _histograms(families, family):
             flows.setdefault(flow, FlowReading()).histograms[name] = histogram
     started = families.samples.get("process_start_time_seconds")
-    return GatewayPage(flows, started[0][1] if started else None)
+    return GatewayPage(flows, started[0][1] if started else None, families.remarks())
 
 
 def _samples(families: Families, name: str) -> Iterator[tuple[Flow, Mapping[str, str], int]]:

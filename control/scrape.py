@@ -1,120 +1,45 @@
 """One round of metrics reading: every node and gateway asked once, each isolated from the others.
 
-Owns: the previous page of each target, so that a round yields increments. Durations are seconds on the
-monotonic clock, from start of request to start of request; every result of a round carries the round's
-one wall-clock stamp. Prevents: one slow node delaying the rest, an increment spread over time nobody
-covered, a frozen engine that looks calm, and a failure recorded as zero.
+Owns: when each target is asked, and what becomes of an answer. Durations are seconds on the monotonic
+clock; every result of a round carries the round's one wall-clock stamp. Prevents: one slow node delaying
+the rest, and a failure recorded as zero.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 
 import aiohttp
 
 from control.fetch import FetchedPage, FetchFailed, fetch_page, shown_url
-from control.gateway_scrape import FlowWindow, GatewayPage, gateway_window, read_gateway_page
+from control.gateway_scrape import GatewayPage, gateway_window, read_gateway_page
 from control.own_metrics import ControlMetrics
+from control.page_book import MAX_GAP_PERIODS, PageBook
+from control.rounds import EngineSample, GatewayResult, NodeResult, Round, Target
 from fleet.clock import Clock
+from fleet.data_quality import bounded, remark_findings
 from fleet.dialects import read_page
-from fleet.errors import NotMeasured
-from fleet.lifesigns import counts
-from fleet.readings import EngineReading, EngineWindow, PageReading, PageState, Reason
-from fleet.windows import window
+from fleet.quality_kinds import Finding, Kind
+from fleet.readings import PageReading, PageState, Reason
+
+__all__ = ["EngineSample", "GatewayResult", "NodeResult", "Round", "Scraper", "Target"]
 
 #: Targets started together; groups follow each other over the first part of the period.
 GROUP = 20
 #: Bodies larger than this are read in a thread, so that a huge page does not hold up the loop.
 INLINE_BYTES = 256 * 1024
-#: More periods than this between two pages: the increment is right, its place in time is not.
-MAX_GAP_PERIODS = 3.0
-#: An engine with work whose page stood still for more than two pages and this long is frozen.
-FROZEN_PAGES = 3
-FROZEN_AFTER_S = 15.0
 _RETRY_MIN_S = 0.2
+#: A page that takes more than this share of its deadline is slow; a clock further off than this is wrong.
+SLOW_SHARE = 0.5
+SKEW_S = 5.0
 _REASONS = {
     PageState.NO_ENGINE_SERIES: Reason.NO_ENGINE_SERIES,
     PageState.ROUTER: Reason.ROUTER,
     PageState.NOT_METRICS: Reason.NOT_METRICS,
     PageState.TOO_LARGE: Reason.TOO_LARGE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A node or gateway to ask."""
-
-    name: str
-    url: str  # of the metrics page
-    pool: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSample:
-    """One engine in one round. Without `covered_s` only the gauges are known."""
-
-    engine: str  # unique on its node
-    window: EngineWindow
-    covered_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeResult:
-    """What one node gave: samples, or the reason why not."""
-
-    node: str
-    pool: str
-    fetch_s: float | None
-    samples: tuple[EngineSample, ...] = ()
-    reason: Reason | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayResult:
-    """What one gateway gave. `flows` is None when it could not be read."""
-
-    gateway: str
-    flows: tuple[FlowWindow, ...] | None
-    reason: Reason | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One round, ready to be stored and assessed."""
-
-    at: datetime
-    period_s: float
-    duration_s: float
-    lag_s: float
-    nodes: tuple[NodeResult, ...]
-    gateways: tuple[GatewayResult, ...] = ()
-
-    @property
-    def nodes_sampled(self) -> int:
-        return sum(bool(node.samples) for node in self.nodes)
-
-
-@dataclass(slots=True)
-class _Still:
-    """How long an engine's page has not moved."""
-
-    signature: tuple[object, ...]
-    pages: int
-    since_s: float
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The last page of one node and when it was asked for."""
-
-    url: str
-    page: PageReading
-    started_s: float
 
 
 class Scraper:
@@ -134,8 +59,7 @@ class Scraper:
         self._metrics = metrics
         self.period_s = period_s
         self._deadline_s = deadline_s
-        self._seen: dict[str, _Seen] = {}
-        self._still: dict[tuple[str, str], _Still] = {}
+        self._book = PageBook(period_s=period_s)
         self._gateway_seen: dict[str, tuple[str, GatewayPage, float]] = {}
 
     async def run(
@@ -175,9 +99,7 @@ class Scraper:
 
     def _forget(self, nodes: Sequence[Target], gateways: Sequence[Target]) -> None:
         """Drop what is known of targets that are gone or moved to another address."""
-        urls = {target.name: target.url for target in nodes}
-        self._seen = {name: seen for name, seen in self._seen.items() if urls.get(name) == seen.url}
-        self._still = {key: still for key, still in self._still.items() if key[0] in self._seen}
+        self._book.keep_only({target.name: target.url for target in nodes})
         urls = {target.name: target.url for target in gateways}
         self._gateway_seen = {k: v for k, v in self._gateway_seen.items() if urls.get(k) == v[0]}
 
@@ -215,52 +137,33 @@ class Scraper:
     def _accept(self, target: Target, page: PageReading, fetched: FetchedPage) -> NodeResult:
         reason = _REASONS.get(page.state)
         if reason is not None:
-            if page.state is PageState.NO_ENGINE_SERIES:  # an idle old engine: its counters stand at 0
-                self._seen[target.name] = _Seen(target.url, page, fetched.started_s)
+            if page.state is PageState.NO_ENGINE_SERIES:
+                self._book.remember(target.name, target.url, page, fetched.started_s)
             return NodeResult(target.name, target.pool, fetched.duration_s, (), reason, page.hint)
-        samples = self._samples(target, page, fetched.started_s)
-        self._seen[target.name] = _Seen(target.url, page, fetched.started_s)
-        return NodeResult(target.name, target.pool, fetched.duration_s, samples)
-
-    def _samples(self, target: Target, page: PageReading, started_s: float) -> tuple[EngineSample, ...]:
-        names = _unique_names(page.engines)
-        stuck = [
-            self._stuck(target.name, name, engine, started_s)
-            for name, engine in zip(names, page.engines, strict=True)
-        ]
-        windows, covered_s = self._windows(target.name, page, started_s)
-        return tuple(
-            EngineSample(name, replace(w, flags=(*w.flags, *remarks)), covered_s)
-            for name, w, remarks in zip(names, windows, stuck, strict=True)
+        now_s = self._clock.now().timestamp()
+        taken = self._book.take(
+            target.name,
+            target.url,
+            page,
+            fetched.started_s,
+            unix_s=now_s,
+            content_type=fetched.content_type,
         )
+        found = bounded([*taken.findings, *self._manners(fetched, now_s)])
+        return NodeResult(target.name, target.pool, fetched.duration_s, taken.samples, findings=found)
 
-    def _windows(
-        self, node: str, page: PageReading, started_s: float
-    ) -> tuple[tuple[EngineWindow, ...], float | None]:
-        seen = self._seen.get(node)
-        if seen is None or started_s <= seen.started_s:
-            return _first_sights(page, ()), None
-        seconds = started_s - seen.started_s
-        if seconds > MAX_GAP_PERIODS * self.period_s + 0.5 * self.period_s:
-            return _first_sights(page, ("gap",)), None
-        try:
-            return window(seen.page, page, seconds), seconds
-        except NotMeasured:
-            return _first_sights(page, ()), None
-
-    def _stuck(self, node: str, name: str, engine: EngineReading, now_s: float) -> tuple[str, ...]:
-        """Return ("frozen",) or ("stalled",) when an engine with work has not moved for a while."""
-        signature = _signature(engine)
-        still = self._still.get((node, name))
-        if still is None or still.signature != signature:
-            self._still[node, name] = _Still(signature, 1, now_s)
-            return ()
-        still.pages += 1
-        if still.pages < FROZEN_PAGES or now_s - still.since_s < FROZEN_AFTER_S:
-            return ()
-        if engine.running:
-            return ("frozen",)
-        return ("stalled",) if engine.waiting else ()
+    def _manners(self, fetched: FetchedPage, now_s: float) -> list[Finding]:
+        """Return what is wrong with how a page came: late, or with another idea of the time."""
+        found: list[Finding] = []
+        if fetched.duration_s > SLOW_SHARE * self._deadline_s:
+            said = f"took {fetched.duration_s:.1f} s of the {self._deadline_s:g} s it may take"
+            found.append(Finding(Kind.SLOW_PAGE, detail=said))
+        if fetched.date_s is not None:
+            ahead_s = fetched.date_s - now_s
+            if abs(ahead_s) > SKEW_S + fetched.duration_s:
+                way = "ahead of" if ahead_s > 0 else "behind"
+                found.append(Finding(Kind.CLOCK_SKEW, detail=f"{abs(ahead_s):.0f} s {way} our clock"))
+        return found
 
     async def _gateway(self, target: Target) -> GatewayResult:
         try:
@@ -278,9 +181,12 @@ class Scraper:
             seconds = fetched.started_s - before_s
             if not 0 < seconds <= (MAX_GAP_PERIODS + 0.5) * self.period_s:
                 before = None
+        now_s = self._clock.now().timestamp()
         self._gateway_seen[target.name] = (target.url, page, fetched.started_s)
         self._metrics.gateway_scrapes.labels(result="ok").inc()
-        return GatewayResult(target.name, tuple(gateway_window(before, page, seconds)))
+        found = bounded([*remark_findings(page.dropped), *self._manners(fetched, now_s)])
+        flows = tuple(gateway_window(before, page, seconds))
+        return GatewayResult(target.name, flows, findings=found)
 
 
 async def _read(fetched: FetchedPage, url: str) -> PageReading:
@@ -289,48 +195,4 @@ async def _read(fetched: FetchedPage, url: str) -> PageReading:
         return read_page(fetched.body, source=source, content_type=fetched.content_type)
     return await asyncio.to_thread(
         read_page, fetched.body, source=source, content_type=fetched.content_type
-    )
-
-
-def _unique_names(engines: Sequence[EngineReading]) -> list[str]:
-    """Return a name for each engine; the model is added where two models share an engine label."""
-    labels = [engine.engine for engine in engines]
-    return [
-        f"{engine.engine}/{engine.model}" if labels.count(engine.engine) > 1 else engine.engine
-        for engine in engines
-    ]
-
-
-def _signature(engine: EngineReading) -> tuple[object, ...]:
-    """Return everything on a page that moves while an engine works, gauges included."""
-    return engine.running, engine.waiting, engine.kv_used_ratio, counts(engine)
-
-
-def _first_sights(page: PageReading, flags: tuple[str, ...]) -> tuple[EngineWindow, ...]:
-    """Return windows that know the gauges only: nothing was seen before."""
-    return tuple(
-        EngineWindow(
-            engine=e.engine,
-            model=e.model,
-            length_s=0.0,
-            restarted=False,
-            arrivals=None,
-            completed=None,
-            errors=None,
-            aborted=None,
-            prompt_tokens=None,
-            prompt_tokens_computed=None,
-            generation_tokens=None,
-            preemptions=None,
-            prefix_cache_hits=None,
-            prefix_cache_queries=None,
-            running=e.running,
-            waiting=e.waiting,
-            waiting_capacity=e.waiting_capacity,
-            kv_used_ratio=e.kv_used_ratio,
-            kv_capacity_tokens=e.kv_capacity_tokens,
-            histograms={},
-            flags=(*e.flags, *flags),
-        )
-        for e in page.engines
     )

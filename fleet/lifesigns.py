@@ -24,6 +24,8 @@ GAUGE_PAGES_MIN = 6
 GAUGE_AFTER_S = 45.0
 #: A process that says it began this long before the page of another was read was there all along.
 START_SLACK_S = 120.0
+#: Start times before 2020 are of a clock that was never set, or of a simulated one: they only have an order.
+CLOCKS_FROM_S = 1_577_836_800.0
 _KEPT = 24
 
 
@@ -196,7 +198,7 @@ def is_other_process(before: Writer, after: Writer, *, read_at_s: float | None =
     old, new = before.start_time_s, after.start_time_s
     if old is None or new is None or old == new:
         return False
-    return new < old or (read_at_s is not None and new < read_at_s - START_SLACK_S)
+    return new < old or (read_at_s is not None and CLOCKS_FROM_S < new < read_at_s - START_SLACK_S)
 
 
 def _finished(page: PageReading) -> int | None:
