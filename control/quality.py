@@ -1,0 +1,213 @@
+"""Which findings stand, since when: each round's findings made into intervals with a beginning and an end.
+
+Pure but for the memory of what stands. Times are those of rounds (UTC). A source that gave no page is
+judged for that alone: what was wrong with its pages before stays as it was, unseen. A finding ends when
+rounds that could have shown it did not, for as long as its kind takes to be sure. Prevents: a fault that
+opens and closes every round, one that vanishes because its node fell silent, and a hostile page that
+fills the record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from control.fleet_facts import FleetFacts
+from control.rounds import GatewayResult, NodeResult, Round
+from control.sample_store import plain_text
+from fleet.quality_kinds import Finding, Kind
+from fleet.readings import Reason
+
+#: (scope, source, engine, metric, kind): what makes two findings the same.
+Key = tuple[str, str, str, str, Kind]
+
+NODE, GATEWAY, CONTROLLER = "node", "gateway", "controller"
+#: Rounds without it before a finding ends. Events are over when they are not repeated.
+HOLD_ROUNDS = 3.0
+_HOLD = {
+    Kind.NO_PAGE: 1.5,
+    Kind.RESTART: 0.5,
+    Kind.RESET_HIDDEN: 0.5,
+    Kind.GAP: 0.5,
+    Kind.ROUNDS_MISSED: 0.5,
+    Kind.ROUNDS_DROPPED: 0.5,
+}
+#: Beginnings kept of one source in an hour; more are an attack or a broken exporter.
+OPENINGS_MAX = 120
+LATE_ROUND_MIN_S = 2.0
+NAME_CHARS = 120
+DETAIL_CHARS = 400
+#: Rounds over which gateways are held against engines, and the share they must have counted of them.
+BYPASS_ROUNDS = 6
+BYPASS_SHARE = 0.9
+BYPASS_MIN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One finding that stands, or stood until `seen`."""
+
+    scope: str
+    source: str
+    finding: Finding
+    since: datetime
+    seen: datetime  # the last round that showed it
+
+    @property
+    def key(self) -> Key:
+        f = self.finding
+        return self.scope, self.source, f.engine, f.metric, f.kind
+
+
+@dataclass(frozen=True, slots=True)
+class RoundQuality:
+    """What one round leaves in the record: everything that stands, and the ends of what does not."""
+
+    at: datetime
+    standing: tuple[Standing, ...]
+    ended: tuple[Standing, ...] = ()
+
+
+@dataclass(slots=True)
+class _Source:
+    """When findings of one source began, so that there cannot be too many."""
+
+    openings: deque[datetime] = field(default_factory=lambda: deque(maxlen=OPENINGS_MAX + 1))
+
+    def may_open(self, at: datetime) -> bool:
+        while self.openings and self.openings[0] <= at - timedelta(hours=1):
+            self.openings.popleft()
+        if len(self.openings) >= OPENINGS_MAX:
+            return False
+        self.openings.append(at)
+        return True
+
+
+class QualityBook:
+    """What stands now. Owned by whoever assesses rounds, one call at a time."""
+
+    def __init__(self) -> None:
+        self._standing: dict[Key, Standing] = {}
+        self._sources: dict[tuple[str, str], _Source] = {}
+        self._last_at: datetime | None = None
+        self._dropped: float = 0.0
+        self._counted: deque[tuple[int, int] | None] = deque(maxlen=BYPASS_ROUNDS)
+
+    def refill(self, standing: Iterable[Standing], now: datetime) -> None:
+        """Go on with what another process left open: it counts as seen now."""
+        for each in standing:
+            self._standing.setdefault(each.key, replace(each, seen=now))
+
+    def take(self, round_: Round, facts: FleetFacts, *, dropped: float = 0.0) -> RoundQuality:
+        """Take a round; return what stands after it. `dropped`: rounds lost so far, a count that rises."""
+        ended: list[Standing] = []
+        nodes = {node.name for node in facts.nodes}
+        gateways = {gateway.name for gateway in facts.gateways}
+        known = {NODE: nodes, GATEWAY: gateways, CONTROLLER: {""}}
+        for key, standing in list(self._standing.items()):
+            if standing.source not in known[standing.scope]:
+                ended.append(self._standing.pop(key))
+        self._sources = {k: v for k, v in self._sources.items() if k[1] in known[k[0]]}
+        for result in round_.nodes:
+            if result.node in nodes:
+                ended += self._judge(NODE, result.node, result, round_)
+        for result in round_.gateways:
+            if result.gateway in gateways:
+                ended += self._judge(GATEWAY, result.gateway, result, round_)
+        own = [*self._own(round_, dropped), *self._bypass(round_, facts)]
+        ended += self._update(CONTROLLER, "", own, round_, lambda _: True)
+        self._last_at = round_.at
+        return RoundQuality(round_.at, tuple(self._standing.values()), tuple(ended))
+
+    def _judge(
+        self, scope: str, source: str, result: NodeResult | GatewayResult, round_: Round
+    ) -> list[Standing]:
+        if result.reason is None:
+            return self._update(scope, source, result.findings, round_, lambda _: True)
+        no_page = Finding(Kind.NO_PAGE, metric=result.reason.value, detail=no_page_said(result))
+        return self._update(scope, source, [no_page], round_, lambda kind: kind is Kind.NO_PAGE)
+
+    def _update(
+        self,
+        scope: str,
+        source: str,
+        findings: Sequence[Finding],
+        round_: Round,
+        judges: Callable[[Kind], bool],
+    ) -> list[Standing]:
+        """Bring one source's findings up to date; return those that ended. `judges`: kinds looked at."""
+        book, at = self._sources.setdefault((scope, source), _Source()), round_.at
+        left_out = 0
+        for finding in map(_fit, findings):
+            seen = Standing(scope, source, finding, at, at)
+            before = self._standing.get(seen.key)
+            if before is not None:
+                self._standing[seen.key] = replace(seen, since=before.since)
+            elif book.may_open(at):
+                self._standing[seen.key] = seen
+            else:
+                left_out += 1
+        if left_out:
+            said = f"{left_out} findings began in this round beyond {OPENINGS_MAX} an hour"
+            more = Standing(scope, source, Finding(Kind.TOO_MANY, detail=said), at, at)
+            since = self._standing.get(more.key, more).since
+            self._standing[more.key] = replace(more, since=since)
+        ended: list[Standing] = []
+        for key, standing in list(self._standing.items()):
+            if (standing.scope, standing.source) != (scope, source) or not judges(key[4]):
+                continue
+            hold_s = _HOLD.get(key[4], HOLD_ROUNDS) * round_.period_s
+            if (at - standing.seen).total_seconds() > hold_s:
+                ended.append(self._standing.pop(key))
+        return ended
+
+    def _own(self, round_: Round, dropped: float) -> Iterable[Finding]:
+        """Return what is wrong with our own rounds."""
+        late_s = max(round_.lag_s, round_.duration_s - round_.period_s)
+        if late_s > max(LATE_ROUND_MIN_S, round_.period_s / 4):
+            said = f"started {round_.lag_s:.1f} s late and took {round_.duration_s:.1f} s"
+            yield Finding(Kind.ROUND_LATE, detail=said)
+        if self._last_at is not None:
+            missed = (round_.at - self._last_at).total_seconds() / round_.period_s - 1
+            if missed >= 0.5:
+                said = f"{missed:.0f} rounds after {self._last_at:%H:%M:%S} UTC did not run"
+                yield Finding(Kind.ROUNDS_MISSED, detail=said)
+        if dropped > self._dropped:
+            yield Finding(Kind.ROUNDS_DROPPED, detail=f"{dropped - self._dropped:.0f} rounds were lost")
+        self._dropped = dropped
+
+    def _bypass(self, round_: Round, facts: FleetFacts) -> Iterable[Finding]:
+        """Hold what the gateways sent against what the engines received, over the last rounds."""
+        flows = [result.flows for result in round_.gateways]
+        is_whole = bool(facts.gateways) and len(flows) == len(facts.gateways)
+        arrivals = [s.window.arrivals for node in round_.nodes for s in node.samples]
+        if not is_whole or any(each is None for each in flows):
+            self._counted.append(None)
+            return
+        sent = sum(f.offered or 0 for each in flows for f in each or ())
+        self._counted.append((sent, sum(n for n in arrivals if n is not None)))
+        counted = [each for each in self._counted if each is not None]
+        if len(counted) < BYPASS_ROUNDS:
+            return
+        sent, reached = (sum(column) for column in zip(*counted, strict=True))
+        if reached >= BYPASS_MIN and sent < BYPASS_SHARE * reached - 3.0 * reached**0.5:
+            said = f"engines received {reached} requests while the gateways counted {sent}"
+            yield Finding(Kind.GATEWAY_BYPASSED, detail=said)
+
+
+def no_page_said(result: NodeResult | GatewayResult) -> str:
+    """Return why there is no page, in words."""
+    reason = (result.reason or Reason.UNREACHABLE).value.replace("_", " ")
+    return f"{reason}: {result.detail}" if result.detail else reason
+
+
+def _fit(finding: Finding) -> Finding:
+    """Return a finding whose texts the database can hold."""
+    return replace(
+        finding,
+        engine=plain_text(finding.engine, NAME_CHARS) or "",
+        metric=plain_text(finding.metric, NAME_CHARS) or "",
+        detail=plain_text(finding.detail, DETAIL_CHARS) or "",
+    )
