@@ -19,12 +19,13 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
-from control import alerts, lease
+from control import alerts, lease, quality_store
 from control.alerts import Change, Observation
 from control.assess import Assessment, Verdict
 from control.capacity_book import EngineKey, write_estimates
 from control.database import session_scope
 from control.own_metrics import ControlMetrics
+from control.quality import RoundQuality
 from control.sample_store import EdgeIds, RowRefused, copy_rows, edges_of, json_fit, write_round
 from control.scrape import Round
 from fleet.capacity import CapacityEstimate
@@ -72,6 +73,7 @@ class Recorded:
     assessment: Assessment
     observations: Sequence[Observation]
     estimates: dict[EngineKey, CapacityEstimate] = field(default_factory=dict[EngineKey, CapacityEstimate])
+    quality: RoundQuality | None = None
 
     @property
     def rows(self) -> int:
@@ -98,6 +100,7 @@ class RoundWriter:
         self._max_rows = max_rows
         self._ids = EdgeIds()
         self._waiting: deque[Recorded] = deque()
+        self.dropped = 0  # rounds lost for good: the buffer was full, or the database refused them
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
@@ -114,6 +117,7 @@ class RoundWriter:
                 dropped += 1
             self._metrics.rounds_buffered.set(len(self._waiting))
         if dropped:
+            self.dropped += dropped
             self._metrics.rounds_dropped.labels(why="buffer_full").inc(dropped)
             log.warning("rounds dropped", extra={"rounds": dropped, "why": "buffer_full"})
 
@@ -160,6 +164,7 @@ class RoundWriter:
             self._ids.forget()
             raise
         except (DataError, IntegrityError, RowRefused) as problem:
+            self.dropped += 1
             self._metrics.rounds_dropped.labels(why="refused").inc()
             log.error(
                 "round refused",
@@ -180,6 +185,8 @@ class RoundWriter:
             session, "health", _HEALTH_TYPES, [health_row(assessment, v) for v in assessment.verdicts]
         )
         write_estimates(session, assessment.at, recorded.estimates)
+        if recorded.quality is not None:
+            quality_store.apply(session, recorded.quality)
         changes = alerts.apply(session, assessment.at, assessment.period_s, recorded.observations)
         self._metrics.alerts_open.set(alerts.count_unresolved(session))
         self._metrics.rounds_stored.inc()
