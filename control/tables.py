@@ -36,6 +36,7 @@ from control.tables_fleet import (
     SampleRow,
     ScrapeFailureRow,
 )
+from control.tables_flow import FlowMinuteRow, FlowNowRow
 from control.tables_people import AccountRow, ApiTokenRow, SignInFailureRow, SignInRow, TenantKeyRow
 from control.tables_policy import (
     AckRow,
@@ -73,6 +74,8 @@ __all__ = [
     "DiscoveredNodeRow",
     "DiscoverySourceRow",
     "EndpointSeenRow",
+    "FlowMinuteRow",
+    "FlowNowRow",
     "GatewayObservedRow",
     "GatewayRow",
     "GatewaySampleRow",

@@ -117,6 +117,10 @@ class SampleRow(Base):
     e2e_sum_s: Mapped[float | None]
     inference_sum_s: Mapped[float | None]
     inference_count: Mapped[int | None]
+    prefill_sum_s: Mapped[float | None]
+    prefill_count: Mapped[int | None]
+    decode_sum_s: Mapped[float | None]
+    decode_count: Mapped[int | None]
     prompt_len_edges: Mapped[int | None] = mapped_column(SmallInteger)  # of finished requests, tokens
     prompt_len_counts: Mapped[list[int] | None]
     prompt_len_sum_tokens: Mapped[float | None]
@@ -163,6 +167,7 @@ class GatewaySampleRow(Base):
     tier: Mapped[str] = mapped_column(primary_key=True)
     covered_s: Mapped[float | None]
     offered: Mapped[int | None]  # requests at the door, refused included
+    repeated: Mapped[int | None]  # of them, tries of a request that was refused or failed before
     dispatched: Mapped[int | None]
     outcomes: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # outcome -> requests
     prompt_tokens: Mapped[int | None]
