@@ -12,6 +12,8 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from control.promsource import SourceSettings
+from control.queries_promsource import NodeSource, node_sources, sources
 from control.scrape import Target
 from control.tables import GatewayRow, NodeRow, PoolRow
 from fleet.capacity import ConfiguredCapacity
@@ -39,6 +41,8 @@ class Node:
     metrics_url: str
     state: str  # "active" | "draining" | "maintenance"
     created_at: datetime
+    source: str = ""  # the server its samples are read from; "" for the node itself
+    instance: str = ""  # its name there
 
     @property
     def takes_work(self) -> bool:
@@ -52,10 +56,16 @@ class FleetFacts:
     nodes: tuple[Node, ...] = ()
     pools: tuple[Pool, ...] = ()
     gateways: tuple[Target, ...] = ()
+    sources: tuple[SourceSettings, ...] = ()
 
     @property
     def targets(self) -> list[Target]:
-        return [Target(node.name, node.metrics_url, node.pool) for node in self.nodes]
+        return [
+            Target(node.name, node.metrics_url, node.pool)
+            if not node.source
+            else Target(node.name, f"{node.source}:{node.instance}", node.pool, node.source, node.instance)
+            for node in self.nodes
+        ]
 
 
 def load_fleet(session: Session) -> FleetFacts:
@@ -65,13 +75,24 @@ def load_fleet(session: Session) -> FleetFacts:
     gateways = session.scalars(
         select(GatewayRow).where(GatewayRow.state == "active").order_by(GatewayRow.name)
     )
+    read_from = node_sources(session)
     return FleetFacts(
-        nodes=tuple(
-            Node(n.name, n.pool, n.base_url.rstrip("/") + n.metrics_path, n.state, n.created_at)
-            for n in nodes
-        ),
+        nodes=tuple(_node(n, read_from.get(n.name)) for n in nodes),
         pools=tuple(_pool(row) for row in pools),
         gateways=tuple(Target(g.name, g.base_url.rstrip("/") + "/metrics") for g in gateways),
+        sources=tuple(sources(session)),
+    )
+
+
+def _node(row: NodeRow, read_from: NodeSource | None) -> Node:
+    return Node(
+        row.name,
+        row.pool,
+        row.base_url.rstrip("/") + row.metrics_path,
+        row.state,
+        row.created_at,
+        source="" if read_from is None else read_from.source,
+        instance="" if read_from is None else read_from.instance,
     )
 
 

@@ -52,6 +52,11 @@ class PageBook:
         """Forget nodes that are gone or moved to another address. `urls` is by node."""
         self._seen = {name: seen for name, seen in self._seen.items() if urls.get(name) == seen.url}
 
+    def asked_s(self, node: str) -> float | None:
+        """Return when the last page of a node was asked for; None before its first."""
+        seen = self._seen.get(node)
+        return None if seen is None else seen.started_s
+
     def remember(self, node: str, url: str, page: PageReading, started_s: float) -> None:
         """Keep a page without engines: an idle old engine's, whose counters stand at 0."""
         seen = self._seen.get(node)

@@ -71,7 +71,7 @@ class SourceReader:
     def __init__(self, http: aiohttp.ClientSession, clock: Clock, *, settle_s: float = SETTLE_S) -> None:
         self._http = http
         self._clock = clock
-        self._settle_s = settle_s
+        self.settle_s = settle_s
         self._clients: dict[str, PromClient] = {}
 
     def follow(self, sources: Iterable[SourceSettings]) -> None:
@@ -99,7 +99,7 @@ class SourceReader:
             return {one.node: gone for one in wanted}
         until_s = self._clock.monotonic_s() + deadline_s
         lookback_s = max(LOOKBACK_ROUNDS * period_s, LOOKBACK_MIN_S)
-        now_s = self._clock.now().timestamp() - self._settle_s
+        now_s = self._clock.now().timestamp() - self.settle_s
         seen, failed = await self._pulses(client, wanted, now_s, lookback_s, deadline_s)
         found: dict[str, Found] = dict(failed)
         alive: list[tuple[Wanted, Pulse]] = []

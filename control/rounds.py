@@ -11,16 +11,29 @@ from datetime import datetime
 
 from control.gateway_scrape import FlowWindow
 from fleet.quality_kinds import Finding
-from fleet.readings import EngineWindow, Reason
+from fleet.readings import EngineWindow, GpuReading, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherPage:
+    """One more page of a node: of another engine of it, or of a GPU exporter."""
+
+    url: str
+    kind: str = "engine"  # "engine" | "gpu"
+    host: str | None = None  # of a GPU exporter's page only this host's GPUs
+    gpus: tuple[str, ...] = ()  # or only these
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A node or gateway to ask."""
+    """A node or gateway to ask. With `source`, that server is asked about `instance` instead of it."""
 
     name: str
-    url: str  # of the metrics page
+    url: str  # of the metrics page; of a sourced node, where its samples come from
     pool: str = ""
+    source: str = ""
+    instance: str = ""
+    pages: tuple[FurtherPage, ...] = ()  # beside its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,21 @@ class EngineSample:
     engine: str  # unique on its node
     window: EngineWindow
     covered_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PageResult:
+    """What one page of a node turned out to be. `samples` are of further pages only."""
+
+    url: str
+    kind: str
+    dialect: str | None = None  # None: no page
+    reason: Reason | None = None
+    detail: str = ""
+    not_exported: tuple[str, ...] = ()  # quantities this engine family has no metric for
+    samples: tuple[EngineSample, ...] = ()
+    gpus: tuple[GpuReading, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +71,14 @@ class NodeResult:
     reason: Reason | None = None
     detail: str = ""
     findings: tuple[Finding, ...] = ()
+    pages: tuple[PageResult, ...] = ()  # its own first, then the further ones; () from another server
+
+    @property
+    def lost_pages(self) -> tuple[str, ...]:
+        """Pages of engines that gave nothing this time although another one of the node did."""
+        if not self.samples:
+            return ()
+        return tuple(p.url for p in self.pages if p.kind == "engine" and p.reason is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import aiohttp
 
 from control.fetch import FetchedPage, FetchFailed, fetch_page, shown_url
+from control.freshness import stale_after_s
 from control.gateway_scrape import GatewayPage, gateway_window, read_gateway_page
+from control.node_pages import engine_page, gpu_page, joined, page_key
 from control.own_metrics import ControlMetrics
 from control.page_book import MAX_GAP_PERIODS, PageBook
-from control.rounds import EngineSample, GatewayResult, NodeResult, Round, Target
+from control.promsource_round import Found, SourceReader, Wanted
+from control.rounds import EngineSample, FurtherPage, GatewayResult, NodeResult, PageResult, Round, Target
 from fleet.clock import Clock
 from fleet.data_quality import bounded, remark_findings
 from fleet.dialects import read_page
@@ -60,6 +64,7 @@ class Scraper:
         self.period_s = period_s
         self._deadline_s = deadline_s
         self._book = PageBook(period_s=period_s)
+        self.sources = SourceReader(http, clock)
         self._gateway_seen: dict[str, tuple[str, GatewayPage, float]] = {}
 
     async def run(
@@ -72,11 +77,12 @@ class Scraper:
         started_s = self._clock.monotonic_s()
         self._forget(nodes, gateways)
         async with asyncio.TaskGroup() as tasks:
-            delays = self._delays(len(nodes))
+            direct = [target for target in nodes if not target.source]
             node_tasks = [
                 tasks.create_task(self._node(target, delay))
-                for target, delay in zip(nodes, delays, strict=True)
+                for target, delay in zip(direct, self._delays(len(direct)), strict=True)
             ]
+            sourced = tasks.create_task(self._sourced([target for target in nodes if target.source]))
             gateway_tasks = [tasks.create_task(self._gateway(target)) for target in gateways]
         duration_s = self._clock.monotonic_s() - started_s
         self._metrics.rounds.inc()
@@ -87,7 +93,7 @@ class Scraper:
             period_s=self.period_s,
             duration_s=duration_s,
             lag_s=lag_s,
-            nodes=tuple(task.result() for task in node_tasks),
+            nodes=(*(task.result() for task in node_tasks), *sourced.result()),
             gateways=tuple(task.result() for task in gateway_tasks),
         )
 
@@ -99,7 +105,8 @@ class Scraper:
 
     def _forget(self, nodes: Sequence[Target], gateways: Sequence[Target]) -> None:
         """Drop what is known of targets that are gone or moved to another address."""
-        self._book.keep_only({target.name: target.url for target in nodes})
+        pages = {page_key(t.name, page.url): page.url for t in nodes for page in t.pages}
+        self._book.keep_only({target.name: target.url for target in nodes} | pages)
         urls = {target.name: target.url for target in gateways}
         self._gateway_seen = {k: v for k, v in self._gateway_seen.items() if urls.get(k) == v[0]}
 
@@ -118,18 +125,73 @@ class Scraper:
     async def _node(self, target: Target, delay_s: float) -> NodeResult:
         await asyncio.sleep(delay_s)
         asked_s = self._clock.monotonic_s()
+        async with asyncio.TaskGroup() as tasks:
+            own = tasks.create_task(self._own_page(target, asked_s))
+            further = [tasks.create_task(self._further_page(target, page)) for page in target.pages]
+        result = own.result()
+        if further:
+            result = joined(target, result, [task.result() for task in further])
+        self._metrics.scrapes.labels(result="ok" if result.reason is None else result.reason.value).inc()
+        self._metrics.scrape_seconds.observe(self._since(asked_s))
+        return result
+
+    async def _own_page(self, target: Target, asked_s: float) -> NodeResult:
         try:
             fetched = await self._fetch(target.url)
             page = await _read(fetched, target.url)
         except FetchFailed as problem:
-            result = NodeResult(
-                target.name, target.pool, self._since(asked_s), (), problem.reason, problem.detail
+            lost = PageResult(target.url, "engine", None, problem.reason, problem.detail)
+            waited_s = self._since(asked_s)
+            return NodeResult(
+                target.name, target.pool, waited_s, (), problem.reason, problem.detail, pages=(lost,)
             )
-        else:
-            result = self._accept(target, page, fetched)
-        self._metrics.scrapes.labels(result="ok" if result.reason is None else result.reason.value).inc()
-        self._metrics.scrape_seconds.observe(self._since(asked_s))
-        return result
+        return self._accept(target, page, fetched)
+
+    async def _further_page(self, target: Target, wanted: FurtherPage) -> PageResult:
+        try:
+            fetched = await self._fetch(wanted.url)
+            page = await _read(fetched, wanted.url)
+        except FetchFailed as problem:
+            return PageResult(wanted.url, wanted.kind, None, problem.reason, problem.detail)
+        if wanted.kind == "gpu":
+            return gpu_page(wanted, page)
+        reason = _REASONS.get(page.state)
+        if reason is not None:
+            return PageResult(wanted.url, "engine", page.dialect, reason, page.hint)
+        taken = self._book.take(
+            page_key(target.name, wanted.url),
+            wanted.url,
+            page,
+            fetched.started_s,
+            unix_s=self._clock.now().timestamp(),
+            content_type=fetched.content_type,
+        )
+        return engine_page(target.url, wanted.url, page, taken.samples, taken.findings)
+
+    async def _sourced(self, targets: Sequence[Target]) -> list[NodeResult]:
+        """Read the nodes that another server scrapes, all of them together."""
+        if not targets:
+            return []
+        wanted = [Wanted(target.name, target.source, target.instance) for target in targets]
+        found = await self.sources.read(wanted, period_s=self.period_s, deadline_s=self._deadline_s)
+        results = [self._accept_sourced(target, found[target.name]) for target in targets]
+        for result in results:
+            self._metrics.scrapes.labels(result="ok" if result.reason is None else result.reason).inc()
+        return results
+
+    def _accept_sourced(self, target: Target, found: Found) -> NodeResult:
+        """Take a page by the time its source scraped it. One taken before is no news, and no failure."""
+        if isinstance(found, FetchFailed):
+            return NodeResult(target.name, target.pool, None, (), found.reason, found.detail)
+        age_s = self._clock.now().timestamp() - found.at_s
+        limit_s = stale_after_s(max(self.period_s, found.interval_s or 0.0)) + self.sources.settle_s
+        if age_s > limit_s:
+            detail = f"the newest page at {target.source} is {age_s:.0f} s old"
+            return NodeResult(target.name, target.pool, None, (), Reason.NOT_IN_SOURCE, detail)
+        if self._book.asked_s(target.name) == found.at_s:
+            return NodeResult(target.name, target.pool, None)
+        fetched = FetchedPage(b"", 200, None, found.at_s, 0.0)
+        return replace(self._accept(target, found.page, fetched), fetch_s=None)
 
     def _since(self, started_s: float) -> float:
         return self._clock.monotonic_s() - started_s
@@ -139,7 +201,10 @@ class Scraper:
         if reason is not None:
             if page.state is PageState.NO_ENGINE_SERIES:
                 self._book.remember(target.name, target.url, page, fetched.started_s)
-            return NodeResult(target.name, target.pool, fetched.duration_s, (), reason, page.hint)
+            seen = PageResult(target.url, "engine", page.dialect, reason, page.hint, gpus=page.gpus)
+            return NodeResult(
+                target.name, target.pool, fetched.duration_s, (), reason, page.hint, pages=(seen,)
+            )
         now_s = self._clock.now().timestamp()
         taken = self._book.take(
             target.name,
@@ -150,7 +215,10 @@ class Scraper:
             content_type=fetched.content_type,
         )
         found = bounded([*taken.findings, *self._manners(fetched, now_s)])
-        return NodeResult(target.name, target.pool, fetched.duration_s, taken.samples, findings=found)
+        seen = engine_page(None, target.url, page, (), ())
+        return NodeResult(
+            target.name, target.pool, fetched.duration_s, taken.samples, findings=found, pages=(seen,)
+        )
 
     def _manners(self, fetched: FetchedPage, now_s: float) -> list[Finding]:
         """Return what is wrong with how a page came: late, or with another idea of the time."""
