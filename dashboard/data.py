@@ -262,8 +262,11 @@ def _last_good() -> dict[tuple[Any, ...], tuple[Any, datetime]]:
     return {}
 
 
-def _ask(question: str, *arguments: Any, is_brief: bool = False) -> Reading[Any]:
-    """Return the answer, or the last good one with the reason why there is no newer one."""
+def ask(question: str, *arguments: Any, is_brief: bool = False) -> Reading[Any]:
+    """Return the answer to one of QUESTIONS, or the last good one with the reason why there is no newer.
+
+    Modules beside this one (`data_*`) add their questions to QUESTIONS when they are imported.
+    """
     key, kept = (question, *arguments), _last_good()
     try:
         value, as_of = (_cached_briefly if is_brief else _cached)(question, arguments)
@@ -297,84 +300,84 @@ def now() -> datetime:
 
 def pulse() -> Reading[Pulse]:
     """When the newest round was."""
-    return _ask("pulse")
+    return ask("pulse")
 
 
 def fleet_now() -> Reading[FleetNow]:
     """The present of the whole fleet."""
-    return _ask("fleet")
+    return ask("fleet")
 
 
 def timeline(scope: str, name: str, span_s: int) -> Reading[list[HealthPoint]]:
     """Verdicts of the last `span_s` seconds of the fleet, a pool or a node."""
-    return _ask("timeline", scope, name, span_s)
+    return ask("timeline", scope, name, span_s)
 
 
 def traffic(span_s: int) -> Reading[Traffic]:
     """What tenants did in the last `span_s` seconds."""
-    return _ask("traffic", span_s)
+    return ask("traffic", span_s)
 
 
 def node(name: str, span_s: int) -> Reading[NodeDetail]:
     """One node's page. `problem` is NotFound for a name nobody registered."""
-    return _ask("node", name, span_s)
+    return ask("node", name, span_s)
 
 
 def node_latency(name: str, span_s: int) -> Reading[dict[Metric, LatencyView]]:
     """One node's latency quantiles over the last `span_s` seconds."""
-    return _ask("node_latency", name, span_s)
+    return ask("node_latency", name, span_s)
 
 
 def node_names() -> Reading[list[str]]:
     """Names of nodes that are not removed."""
-    return _ask("node_names")
+    return ask("node_names")
 
 
 def policy() -> Reading[PolicyNow]:
     """The newest revision and the history."""
-    return _ask("policy", is_brief=True)
+    return ask("policy", is_brief=True)
 
 
 def revision(number: int) -> Reading[Revision]:
     """One revision with its document."""
-    return _ask("revision", number)
+    return ask("revision", number)
 
 
 def tenant_keys() -> Reading[list[TenantKey]]:
     """Every tenant's keys, without the keys."""
-    return _ask("tenant_keys", is_brief=True)
+    return ask("tenant_keys", is_brief=True)
 
 
 def rollout() -> Reading[RolloutNow]:
     """How far the newest revision has come, gateway by gateway."""
-    return _ask("rollout", is_brief=True)
+    return ask("rollout", is_brief=True)
 
 
 def months() -> Reading[list[MonthName]]:
     """Months with data, newest first."""
-    return _ask("months")
+    return ask("months")
 
 
 def spend(month: str) -> Reading[MonthSpend]:
     """A month's lines."""
-    return _ask("spend", month)
+    return ask("spend", month)
 
 
 def export(month: str) -> Reading[MonthExport]:
     """A month's export as it would be downloaded now."""
-    return _ask("export", month)
+    return ask("export", month)
 
 
 def price_list() -> Reading[list[Price]]:
     """Every price ever set, newest first."""
-    return _ask("prices", is_brief=True)
+    return ask("prices", is_brief=True)
 
 
 def audit_page(before: int | None, limit: int) -> Reading[list[AuditEntry]]:
     """A page of the record, newest first."""
-    return _ask("audit", before, limit, is_brief=True)
+    return ask("audit", before, limit, is_brief=True)
 
 
 def audit_verified() -> Reading[tuple[BrokenRow | None, int]]:
     """The first row that cannot be trusted (None: all hold), and the number of the last row."""
-    return _ask("verified", is_brief=True)
+    return ask("verified", is_brief=True)
