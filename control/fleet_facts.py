@@ -12,8 +12,10 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from control.page_store import further_pages
 from control.promsource import SourceSettings
 from control.queries_promsource import NodeSource, node_sources, sources
+from control.rounds import FurtherPage
 from control.scrape import Target
 from control.tables import GatewayRow, NodeRow, PoolRow
 from fleet.capacity import ConfiguredCapacity
@@ -43,6 +45,7 @@ class Node:
     created_at: datetime
     source: str = ""  # the server its samples are read from; "" for the node itself
     instance: str = ""  # its name there
+    pages: tuple[FurtherPage, ...] = ()
 
     @property
     def takes_work(self) -> bool:
@@ -61,7 +64,7 @@ class FleetFacts:
     @property
     def targets(self) -> list[Target]:
         return [
-            Target(node.name, node.metrics_url, node.pool)
+            Target(node.name, node.metrics_url, node.pool, pages=node.pages)
             if not node.source
             else Target(node.name, f"{node.source}:{node.instance}", node.pool, node.source, node.instance)
             for node in self.nodes
@@ -75,16 +78,16 @@ def load_fleet(session: Session) -> FleetFacts:
     gateways = session.scalars(
         select(GatewayRow).where(GatewayRow.state == "active").order_by(GatewayRow.name)
     )
-    read_from = node_sources(session)
+    read_from, pages = node_sources(session), further_pages(session)
     return FleetFacts(
-        nodes=tuple(_node(n, read_from.get(n.name)) for n in nodes),
+        nodes=tuple(_node(n, read_from.get(n.name), pages.get(n.name, ())) for n in nodes),
         pools=tuple(_pool(row) for row in pools),
         gateways=tuple(Target(g.name, g.base_url.rstrip("/") + "/metrics") for g in gateways),
         sources=tuple(sources(session)),
     )
 
 
-def _node(row: NodeRow, read_from: NodeSource | None) -> Node:
+def _node(row: NodeRow, read_from: NodeSource | None, pages: tuple[FurtherPage, ...]) -> Node:
     return Node(
         row.name,
         row.pool,
@@ -93,6 +96,7 @@ def _node(row: NodeRow, read_from: NodeSource | None) -> Node:
         row.created_at,
         source="" if read_from is None else read_from.source,
         instance="" if read_from is None else read_from.instance,
+        pages=pages,
     )
 
 

@@ -25,6 +25,7 @@ from control.assess import Assessment, Verdict
 from control.capacity_book import EngineKey, write_estimates
 from control.database import session_scope
 from control.own_metrics import ControlMetrics
+from control.page_store import PageStore
 from control.quality import RoundQuality
 from control.sample_store import EdgeIds, RowRefused, copy_rows, edges_of, json_fit, write_round
 from control.scrape import Round
@@ -99,6 +100,7 @@ class RoundWriter:
         self._max_rounds = max_rounds
         self._max_rows = max_rows
         self._ids = EdgeIds()
+        self._pages = PageStore()
         self._waiting: deque[Recorded] = deque()
         self.dropped = 0  # rounds lost for good: the buffer was full, or the database refused them
         self._lock = threading.Lock()
@@ -185,6 +187,7 @@ class RoundWriter:
             session, "health", _HEALTH_TYPES, [health_row(assessment, v) for v in assessment.verdicts]
         )
         write_estimates(session, assessment.at, recorded.estimates)
+        self._pages.write(session, recorded.round)
         if recorded.quality is not None:
             quality_store.apply(session, recorded.quality)
         changes = alerts.apply(session, assessment.at, assessment.period_s, recorded.observations)

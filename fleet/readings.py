@@ -30,6 +30,7 @@ class Reason(StrEnum):
     NOT_METRICS = "not_metrics"
     NO_ENGINE_SERIES = "no_engine_series"
     ROUTER = "router"
+    NO_GPU_SERIES = "no_gpu_series"  # of a GPU exporter: none of the node's GPUs is on its page
     HTTP_ERROR = "http_error"  # answered, but not 200
     UNREACHABLE = "unreachable"  # DNS, route, reset, TLS
     BLOCKED = "blocked"  # the address is not allowed to be scraped
