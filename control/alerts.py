@@ -1,15 +1,15 @@
-"""Alerts: what each round means for every rule, and the one row a breach has from opening to resolution.
+"""Alerts: one row for each breach, from opening to resolution, kept in line with its timer.
 
-Owns: the rules, their timers (kept in the database, so that a restarted controller forgets nothing) and
-the alert rows. Durations are seconds, values in the rule's unit. A row follows its timer's condition,
-not single events, so applying a round twice changes nothing. Prevents: an alarm from one bad scrape, a
-second alert for the same breach, and an alarm that turns itself off because its node fell silent.
+Owns: the timers (in the database, so that a restarted controller forgets nothing), the alert rows, and
+the moment people are told. A row follows its timer's condition, not single events, so applying a round
+twice changes nothing. Prevents: an alarm from one bad scrape, a second alert for the same breach, and an
+alarm that turns itself off because its source fell silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,89 +17,19 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from control.assess import Assessment, NodeState, Verdict
-from control.freshness import Freshness
+from control.alert_groups import tell
+from control.alert_observations import Key, Observation, observe
+from control.alert_rule_store import rules_in_force
+from control.alert_subjects import is_gone
 from control.sample_store import json_fit, plain_text
 from control.tables import AlertRow, AlertTimerRow
-from fleet.breach import AlarmState, Certainty, Condition, Rule, step
+from fleet.alert_rules import RULES, AlertRule
+from fleet.breach import AlarmState, Condition, step
 from fleet.errors import InvalidInput
-from fleet.health_reading import TARGET_RHO, alarm_value
 
-RHO_HIGH = "rho_high"
-NODE_SILENT = "node_silent"
-NODE_FROZEN = "node_frozen"
-_STUCK_FLAGS = frozenset({"frozen", "stalled"})
+__all__ = ["Change", "Observation", "apply", "count_unresolved", "observe"]
+
 _UNRESOLVED = AlertRow.state != "resolved"
-
-Key = tuple[str, str, str]  # rule, scope, subject
-
-
-@dataclass(frozen=True, slots=True)
-class AlertRule:
-    """One rule: its thresholds by the period of rounds, how bad it is, what to do about it."""
-
-    name: str
-    severity: str  # of nodes; pools and the fleet are always critical
-    timing: Callable[[float], Rule]
-    runbook: str  # heading in docs/control.md
-
-
-def _rho_timing(period_s: float) -> Rule:
-    """More than 120 s above 0.85 opens, 180 s below 0.75 resolves; never fewer than two rounds."""
-    return Rule(
-        up=TARGET_RHO,
-        down=0.75,
-        hold_up_s=max(120.0, period_s),
-        hold_down_s=max(180.0, period_s),
-        max_gap_s=3 * period_s,
-        period_s=period_s,
-    )
-
-
-def _silent_timing(period_s: float) -> Rule:
-    """More than a minute (at least three rounds) without a sample opens; two samples resolve."""
-    return Rule(
-        up=0.5,
-        down=0.5,
-        hold_up_s=max(60.0, 2 * period_s),
-        hold_down_s=2 * period_s,
-        max_gap_s=3 * period_s,
-        period_s=period_s,
-    )
-
-
-def _frozen_timing(period_s: float) -> Rule:
-    """The flag itself took three pages: it opens at once, and resolves after three that moved."""
-    return Rule(
-        up=0.5, down=0.5, hold_up_s=0.0, hold_down_s=3 * period_s, max_gap_s=3 * period_s, period_s=period_s
-    )
-
-
-RULES: dict[str, AlertRule] = {
-    rule.name: rule
-    for rule in (
-        AlertRule(RHO_HIGH, "warning", _rho_timing, "rho-high"),
-        AlertRule(NODE_SILENT, "warning", _silent_timing, "node-silent"),
-        AlertRule(NODE_FROZEN, "critical", _frozen_timing, "node-frozen"),
-    )
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What one rule sees of one subject in one round. `value` None: nobody knows."""
-
-    rule: str
-    scope: str
-    subject: str
-    value: float | None
-    summary: str
-    certainty: Certainty = Certainty.CONFIRMED
-    detail: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def key(self) -> Key:
-        return self.rule, self.scope, self.subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,79 +42,25 @@ class Change:
     state: str
 
 
-def observe(assessment: Assessment) -> list[Observation]:
-    """Return what every rule sees in a round. Nodes in maintenance are no subject of any rule."""
-    resting = {s.node.name for s in assessment.nodes if s.node.state == "maintenance"}
-    found = [
-        _rho(verdict)
-        for verdict in assessment.verdicts
-        if verdict.scope != "node" or verdict.name not in resting
-    ]
-    for state in assessment.nodes:
-        if state.node.name not in resting:
-            found += [_silent(state), _frozen(state)]
-    return found
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round being applied."""
 
-
-def _rho(verdict: Verdict) -> Observation:
-    health = verdict.health
-    value, certainty = alarm_value(health)
-    who = verdict.name if verdict.scope == "node" else f"pool {verdict.name}"
-    subject = "the fleet" if verdict.scope == "fleet" else who
-    shown = "unknown" if value is None else f"{value:.2f}"
-    if certainty is Certainty.UNCONFIRMED:
-        shown += " (unconfirmed)"
-    return Observation(
-        RHO_HIGH,
-        verdict.scope,
-        verdict.name,
-        value,
-        f"rho of {subject} is {shown}; it was above {TARGET_RHO:g} for more than 2 minutes",
-        certainty,
-        {
-            "rho_low": health.rho.low,
-            "rho_high": health.rho.high,
-            "grade": health.rho.grade,
-            "explanation": list(health.explanation),
-            "certainty": certainty.value,
-        },
-    )
-
-
-def _silent(state: NodeState) -> Observation:
-    has_sample = state.reason is None and state.age_s == 0.0
-    why = state.reason or "not asked"
-    return Observation(
-        NODE_SILENT,
-        "node",
-        state.node.name,
-        0.0 if has_sample else 1.0,
-        f"{state.node.name} gives no metrics: {why}",
-        detail={"reason": state.reason, "detail": state.detail[:300], "age_s": state.age_s},
-    )
-
-
-def _frozen(state: NodeState) -> Observation:
-    stuck = sorted(_STUCK_FLAGS & set(state.flags))
-    has_sample = state.freshness is Freshness.FRESH and state.age_s == 0.0
-    value = None if not has_sample else 1.0 if stuck else 0.0
-    return Observation(
-        NODE_FROZEN,
-        "node",
-        state.node.name,
-        value,
-        f"{state.node.name} has work and its counters stand still ({', '.join(stuck) or 'moving'})",
-        detail={"flags": list(state.flags)},
-    )
+    session: Session
+    at: datetime
+    period_s: float
+    rules: Mapping[str, AlertRule]
 
 
 def apply(
     session: Session, at: datetime, period_s: float, observations: Sequence[Observation]
 ) -> list[Change]:
-    """Advance every timer by one round and bring the alert rows in line, in the caller's transaction.
+    """Advance every timer by one round, bring the alert rows in line and write the notices that are due.
 
-    Subjects that are gone have their alerts resolved. Timers at rest are not stored.
+    All in the caller's transaction. A subject nobody observed in this round is unknown, unless it is gone
+    or its rule is off: then its alert is resolved. Timers at rest are not stored.
     """
+    now = _Round(session, at, period_s, rules_in_force(session))
     timers = {
         (row.rule, row.scope, row.subject): _state(row.machine)
         for row in session.scalars(select(AlertTimerRow).execution_options(populate_existing=True))
@@ -194,18 +70,24 @@ def apply(
         (row.rule, row.scope, row.subject): row
         for row in session.scalars(unresolved.execution_options(populate_existing=True))
     }
+    seen = {o.key: o for o in observations if _is_watched(now, o.rule, o.scope)}
     changes: list[Change] = []
+    for key in {*timers, *alerts} - seen.keys():
+        why = _why_over(now, key)
+        if why is None:
+            seen[key] = _unseen(key, alerts.get(key))
+        elif key in alerts:
+            changes.append(_resolve(alerts[key], at, why))
     kept: dict[Key, AlarmState] = {}
-    for seen in observations:
-        rule = RULES[seen.rule].timing(period_s)
-        before = timers.get(seen.key, AlarmState())
-        after, _ = step(before, rule, at.timestamp(), seen.value, seen.certainty)
+    for key, observation in seen.items():
+        before = timers.get(key, AlarmState())
+        after = _advance(now, before, observation)
         if not _is_at_rest(after):
-            kept[seen.key] = after
-        changes += _follow(session, seen, after, rule, alerts.get(seen.key), at)
-    watched = {seen.key for seen in observations}
-    changes += [_resolve(row, at, "no longer watched") for key, row in alerts.items() if key not in watched]
+            kept[key] = after
+        changes += _follow(now, observation, after, alerts.get(key))
     _store_timers(session, at, timers, kept)
+    session.flush()
+    tell(session, at, now.rules)
     return changes
 
 
@@ -213,6 +95,32 @@ def count_unresolved(session: Session) -> int:
     """Return how many alerts are open, acknowledged or stale."""
     session.flush()
     return session.scalar(select(func.count()).select_from(AlertRow).where(_UNRESOLVED)) or 0
+
+
+def _is_watched(now: _Round, rule: str, scope: str) -> bool:
+    known = now.rules.get(rule)
+    return known is not None and known.is_enabled and scope in known.scopes
+
+
+def _why_over(now: _Round, key: Key) -> str | None:
+    """Return why a subject nobody observed is watched no more; None if it is only unknown."""
+    rule, scope, subject = key
+    if not _is_watched(now, rule, scope):
+        return "the rule is off"
+    return "no longer watched" if is_gone(now.session, scope, subject) else None
+
+
+def _unseen(key: Key, row: AlertRow | None) -> Observation:
+    return Observation(
+        *key, None, "" if row is None else row.summary, pool=None if row is None else row.pool
+    )
+
+
+def _advance(now: _Round, before: AlarmState, seen: Observation) -> AlarmState:
+    rule = now.rules[seen.rule]
+    value = None if seen.value is None else rule.signed(seen.value)
+    after, _ = step(before, rule.timing(now.period_s), now.at.timestamp(), value, seen.certainty)
+    return after
 
 
 def _state(machine: dict[str, Any]) -> AlarmState:
@@ -248,46 +156,51 @@ def _store_timers(
     )
 
 
-def _follow(
-    session: Session, seen: Observation, state: AlarmState, rule: Rule, row: AlertRow | None, at: datetime
-) -> list[Change]:
+def _follow(now: _Round, seen: Observation, state: AlarmState, row: AlertRow | None) -> list[Change]:
     """Bring the alert row of one subject in line with its timer."""
     if state.condition is Condition.OK:
-        return [] if row is None else [_resolve(row, at, "recovered")]
+        return [] if row is None else [_resolve(row, now.at, "recovered")]
+    rule = now.rules[seen.rule]
     if row is None:
-        session.execute(
-            insert(AlertRow)
-            .values(
-                rule=seen.rule,
-                scope=seen.scope,
-                subject=seen.subject,
-                state="open",
-                severity=RULES[seen.rule].severity if seen.scope == "node" else "critical",
-                opened_at=at,
-                updated_at=at,
-                value=seen.value,
-                threshold=rule.up,
-                summary=plain_text(seen.summary, 500),
-                detail=_detail(seen),
-            )
-            .on_conflict_do_nothing()
-        )
+        now.session.execute(insert(AlertRow).values(_opened(now, rule, seen)).on_conflict_do_nothing())
         return [Change(seen.rule, seen.scope, seen.subject, "open")]
     wanted = "acknowledged" if row.acknowledged_at is not None else "open"
     if state.condition is Condition.STALE:
         wanted = "stale"
     changes = [] if row.state == wanted else [Change(seen.rule, seen.scope, seen.subject, wanted)]
-    row.state, row.updated_at = wanted, at
-    if seen.value is not None and seen.value > rule.down:
-        row.value, row.summary = seen.value, seen.summary[:500]
+    row.state, row.updated_at = wanted, now.at
+    if seen.value is not None and rule.signed(seen.value) > rule.signed(rule.resolve_at):
+        row.value, row.summary = seen.value, plain_text(seen.summary, 500) or row.summary
         row.detail = _detail(seen)
     elif seen.value is not None:
         row.value = seen.value
     return changes
 
 
+def _opened(now: _Round, rule: AlertRule, seen: Observation) -> dict[str, Any]:
+    return {
+        "rule": seen.rule,
+        "scope": seen.scope,
+        "subject": seen.subject,
+        "state": "open",
+        "severity": rule.severity_of(seen.scope).value,
+        "opened_at": now.at,
+        "updated_at": now.at,
+        "value": seen.value,
+        "threshold": rule.open_at,
+        "summary": plain_text(seen.summary, 500),
+        "detail": _detail(seen),
+        "pool": seen.pool,
+    }
+
+
 def _detail(seen: Observation) -> dict[str, Any]:
-    return {name: json_fit(v) for name, v in seen.detail.items()} | {"runbook": RULES[seen.rule].runbook}
+    return {name: json_fit(v) for name, v in seen.detail.items()} | {"runbook": runbook_of(seen.rule)}
+
+
+def runbook_of(rule: str) -> str:
+    """Return the path of a rule's runbook in this repository."""
+    return f"docs/runbooks/{rule}.md" if rule in RULES else "docs/runbooks/README.md"
 
 
 def _resolve(row: AlertRow, at: datetime, why: str) -> Change:

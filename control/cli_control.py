@@ -22,6 +22,7 @@ from aiohttp import ClientSession, web
 from sqlalchemy import Engine
 
 from control import ledger, usage
+from control.alert_delivery import Courier
 from control.bake_verdict import verdict
 from control.database import make_engine, require_head
 from control.database_url import resolve_dsn
@@ -122,12 +123,17 @@ def _controller(
     extra = (
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
+        Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
     )
     return Controller(deps, observer, metrics, settings.scrape_period_s, extra)
 
 
 async def serve_own_pages(metrics: ControlMetrics, loop: Loop, host: str, port: int) -> web.AppRunner:
     """Serve /metrics and /healthz; return the runner to clean up.
+def _courier(settings: Settings, deps: Deps, metrics: ControlMetrics, http: ClientSession) -> Courier:
+    return Courier(deps, http, metrics, settings.webhook_secrets, settings.public_url)
+
+
 
     /healthz is 200 while the loop ticks and the lease step gets answers, as leader or standby; else 503.
     Raises InvalidInput if `host` and `port` cannot be listened on.

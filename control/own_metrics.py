@@ -60,3 +60,9 @@ class ControlMetrics:
     def page(self) -> bytes:
         """Return the page in Prometheus text format."""
         return generate_latest(self.registry)
+        self.notices = gauge(
+            "notices", "Notices not delivered to a webhook: pending or dead (given up).", "state"
+        )
+        self.deliveries = counter(
+            "deliveries_total", "Calls to webhooks, by what became of them.", "result"
+        )

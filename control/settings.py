@@ -129,7 +129,23 @@ class Settings(BaseSettings):
         default=30,
         ge=2,
         le=3650,
-        description="Days raw samples are kept before their partition is dropped.",
+        description="Days every single round is kept. Afterwards its minute and its hour speak for it.",
+    )
+    retention_minute_days: int = Field(
+        default=14, ge=2, le=3650, description="Days rollups by the minute are kept."
+    )
+    retention_hour_days: int = Field(
+        default=400, ge=31, le=36_500, description="Days rollups by the hour are kept."
+    )
+    public_url: str | None = Field(
+        default=None,
+        max_length=300,
+        pattern=r"^https?://[A-Za-z0-9.:_\[\]-]+(/[A-Za-z0-9._~/-]*)?$",
+        description="Address people open the dashboard at, for links in notices: https://rhodeck.example.org.",
+    )
+    webhook_secrets_dir: Path | None = Field(
+        default=None,
+        description="Folder of the files webhooks are signed with (default: in the state folder).",
     )
     finance_timezone: str = Field(
         default="UTC", description="IANA time zone in which finance's months begin and end."
@@ -142,7 +158,7 @@ class Settings(BaseSettings):
             parse_dsn(value.get_secret_value())
         return value
 
-    @field_validator("state_dir", "admin_token_file")
+    @field_validator("state_dir", "admin_token_file", "webhook_secrets_dir")
     @classmethod
     def _must_be_absolute(cls, value: Path | None) -> Path | None:
         if value is not None and not value.expanduser().is_absolute():
@@ -194,6 +210,11 @@ class Settings(BaseSettings):
         if self.scrape_timeout_s is not None:
             return self.scrape_timeout_s
         return min(5.0, 0.8 * self.scrape_period_s)
+
+    @property
+    def webhook_secrets(self) -> Path:
+        """The folder of webhooks' secrets: as set, else in the state folder."""
+        return self.webhook_secrets_dir or self.state_dir / "webhook_secrets"
 
     def read_admin_token(self) -> SecretStr | None:
         """Return the token for gateways from the variable or the file; None if neither is set.

@@ -1,0 +1,31 @@
+"""Whether what an alert is about still exists.
+
+Asked only of subjects no rule saw in a round. Prevents: an alert that is resolved because its source was
+silent for a round, and one about a removed node that stays for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from control.tables import GatewayRow, NodeRow, PolicyRevisionRow, PoolRow
+
+
+def is_gone(session: Session, scope: str, subject: str) -> bool:
+    """Return whether the subject was removed (a node: or rests). The fleet and the tiers never are."""
+    if scope in ("node", "engine"):
+        node = session.get(NodeRow, subject.partition("/")[0] if scope == "engine" else subject)
+        return node is None or node.state in ("removed", "maintenance")
+    if scope == "pool":
+        return session.get(PoolRow, subject) is None
+    if scope == "gateway":
+        gateway = session.get(GatewayRow, subject)
+        return gateway is None or gateway.state == "removed"
+    if scope == "tenant":
+        newest = select(PolicyRevisionRow.document).order_by(PolicyRevisionRow.number.desc()).limit(1)
+        document: dict[str, Any] | None = session.scalar(newest)
+        return document is not None and subject not in document.get("tenants", {})
+    return False
