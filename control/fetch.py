@@ -12,7 +12,7 @@ import asyncio
 import socket
 import ssl
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -61,6 +61,7 @@ class Ask:
     is_answer_wanted: bool = True
     statuses: frozenset[int] = frozenset({200})
     tls: ssl.SSLContext | None = None
+    sink: Callable[[bytes], None] | None = None  # takes the body piece by piece; the page's is empty then
 
 
 #: A metrics page.
@@ -250,7 +251,9 @@ async def _get_from(
     ) as answer:
         if answer.status not in ask.statuses:
             raise FetchFailed(Reason.HTTP_ERROR, f"answered with status {answer.status}, not 200")
-        if ask.is_answer_wanted:
+        if ask.sink is not None:
+            body = await _pour(answer, caps, ask.sink)
+        elif ask.is_answer_wanted:
             body = await _read(answer, caps)
         else:
             body = b"" if answer.ok else await answer.content.read(_SHOWN_BYTES)
@@ -277,6 +280,20 @@ async def _read(answer: aiohttp.ClientResponse, caps: PageCaps) -> bytes:
         if len(unpacker.body) > max(caps.ratio * wire, 1024 * 1024):
             raise FetchFailed(Reason.TOO_LARGE, f"{wire} bytes unpack to over {caps.ratio} times as many")
     return unpacker.finish()
+
+
+async def _pour(answer: aiohttp.ClientResponse, caps: PageCaps, sink: Callable[[bytes], None]) -> bytes:
+    """Hand the body on as it comes. Nothing is unpacked: it was asked for plain."""
+    encoding = answer.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise FetchFailed(Reason.NOT_METRICS, f"packed as {encoding[:40]!r}, which was not asked for")
+    wire = 0
+    async for piece in answer.content.iter_any():
+        wire += len(piece)
+        if wire > caps.wire_bytes:
+            raise FetchFailed(Reason.TOO_LARGE, f"more than {caps.wire_bytes} bytes on the wire")
+        sink(piece)
+    return b""
 
 
 class _Unpacker:
