@@ -32,6 +32,7 @@ from control.gateways import new_session
 from control.jobs import Controller, Loop, Step
 from control.observer import Observer
 from control.own_metrics import ControlMetrics
+from control.partitions import Retention
 from control.queries_spend import spend_by_tenant
 from control.scrape import Scraper
 from control.settings import Settings, load_settings
@@ -119,21 +120,22 @@ def _controller(
         period_s=settings.scrape_period_s,
         deadline_s=settings.scrape_deadline_s,
     )
-    observer = Observer(deps, scraper, metrics, retention_days=settings.retention_days)
+    keep = Retention(settings.retention_days, settings.retention_minute_days, settings.retention_hour_days)
+    observer = Observer(deps, scraper, metrics, keep=keep)
     extra = (
+        Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
-        Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
     )
     return Controller(deps, observer, metrics, settings.scrape_period_s, extra)
 
 
-async def serve_own_pages(metrics: ControlMetrics, loop: Loop, host: str, port: int) -> web.AppRunner:
-    """Serve /metrics and /healthz; return the runner to clean up.
 def _courier(settings: Settings, deps: Deps, metrics: ControlMetrics, http: ClientSession) -> Courier:
     return Courier(deps, http, metrics, settings.webhook_secrets, settings.public_url)
 
 
+async def serve_own_pages(metrics: ControlMetrics, loop: Loop, host: str, port: int) -> web.AppRunner:
+    """Serve /metrics and /healthz; return the runner to clean up.
 
     /healthz is 200 while the loop ticks and the lease step gets answers, as leader or standby; else 503.
     Raises InvalidInput if `host` and `port` cannot be listened on.

@@ -241,6 +241,7 @@ class Controller:
             Step("facts", min(5.0, period), 60.0, observer.load_facts, When.OBSERVING),
             Step("observe", TICK_S / 4, max(period, 5.0) * 2, self._observe, When.OBSERVING),
             Step("store", TICK_S, 60.0, observer.store),
+            Step("rollup", 5.0, 120.0, observer.roll_up),
             Step("capacity", 10.0, 300.0, observer.refresh_capacity, When.OBSERVING),
             Step("gateways", 1.0, 30.0, lambda: reconcile.tick(self.deps)),
             Step("rollout", 1.0, 30.0, lambda: rollout.tick(self.deps)),

@@ -25,7 +25,8 @@ from control.fleet_facts import FleetFacts, load_fleet
 from control.freshness import Freshness
 from control.lease import LeaseLost, require
 from control.own_metrics import ControlMetrics
-from control.partitions import drop_old, make_partitions, misplaced_rows, trim_old
+from control.partitions import Retention, drop_old, make_partitions, misplaced_rows, trim_old
+from control.rollup import Roller
 from control.round_writer import Recorded, RoundWriter
 from control.scrape import Round, Scraper
 from fleet.capacity import CapacityEstimate
@@ -46,13 +47,14 @@ class Observer:
         scraper: Scraper,
         metrics: ControlMetrics,
         *,
-        retention_days: int = 30,
+        keep: Retention | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
         self._deps = deps
         self._scraper = scraper
         self._metrics = metrics
-        self._retention_days = retention_days
+        self._keep = keep or Retention()
+        self._roller = Roller(deps.engine, deps.clock)
         self._rng = rng or np.random.default_rng()
         self.writer = RoundWriter(deps.engine, metrics, role=deps.leadership.role)
         self._assessor = Assessor(CapacityBook(self._rng))
@@ -181,9 +183,20 @@ class Observer:
             misplaced = misplaced_rows(session)
         for table, rows in misplaced.items():
             self._metrics.misplaced_rows.labels(table=table).set(rows)
-        dropped = drop_old(engine, now, keep_days=self._retention_days, fence=fence)
-        trimmed = trim_old(engine, now, keep_days=self._retention_days, fence=fence)
-        return f"{len(made)} partitions made, {len(dropped)} dropped, {trimmed} old rows deleted"
+        dropped = drop_old(engine, now, self._keep, fence=fence)
+        trimmed = trim_old(engine, now, keep_days=self._keep.minute_days, fence=fence)
+        self._metrics.partitions_held.set(len(dropped.held))
+        held = f", {len(dropped.held)} wait to be rolled up" if dropped.held else ""
+        return (
+            f"{len(made)} partitions made, {len(dropped.names)} dropped{held}, {trimmed} old rows deleted"
+        )
+
+    async def roll_up(self) -> str:
+        """Roll up minutes and hours that are due, for a few seconds at most."""
+        progress = await asyncio.to_thread(self._roller.run, self._deps.clock.now())
+        for level, count in progress.waiting.items():
+            self._metrics.rollups_waiting.labels(level=level.value).set(count)
+        return str(progress)
 
 
 def _summary(round_: Round, assessment: Assessment) -> str:

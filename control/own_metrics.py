@@ -55,14 +55,20 @@ class ControlMetrics:
         self.misplaced_rows = gauge(
             "misplaced_rows", "Rows in a default partition: no day partition was there.", "table"
         )
+        self.partitions_held = gauge(
+            "partitions_held", "Partitions older than they are kept for that wait to be rolled up."
+        )
+        self.rollups_waiting = gauge(
+            "rollups_waiting", "Minutes and hours whose rollup is due and not made yet.", "level"
+        )
         self.alerts_open = gauge("alerts_open", "Alerts that are not resolved.")
-
-    def page(self) -> bytes:
-        """Return the page in Prometheus text format."""
-        return generate_latest(self.registry)
         self.notices = gauge(
             "notices", "Notices not delivered to a webhook: pending or dead (given up).", "state"
         )
         self.deliveries = counter(
             "deliveries_total", "Calls to webhooks, by what became of them.", "result"
         )
+
+    def page(self) -> bytes:
+        """Return the page in Prometheus text format."""
+        return generate_latest(self.registry)

@@ -19,6 +19,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from control import rollup_due
 from control.database import session_scope
 from control.gateway_scrape import FlowWindow
 from control.scrape import EngineSample, GatewayResult, NodeResult, Round
@@ -202,6 +203,7 @@ def write_round(session: Session, round_: Round, ids: EdgeIds) -> bool:
         for row in (_flow_row(round_.at, result, flow, ids) for flow in result.flows or ())
     }
     copy_rows(session, "gateway_sample", _GATEWAY, list(flows.values()))
+    rollup_due.mark_rounds(session, [round_.at], round_.period_s)
     return True
 
 

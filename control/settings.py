@@ -126,7 +126,7 @@ class Settings(BaseSettings):
         description="Seconds after which a standby controller may take over from a silent leader.",
     )
     retention_days: int = Field(
-        default=30,
+        default=2,
         ge=2,
         le=3650,
         description="Days every single round is kept. Afterwards its minute and its hour speak for it.",

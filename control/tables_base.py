@@ -23,7 +23,7 @@ NAMING = {
 }
 
 #: Tables partitioned by day on `at`; partitions are made ahead and dropped by retention.
-PARTITIONED = ("sample", "gateway_sample")
+PARTITIONED = ("sample", "gateway_sample", "health")
 #: Tables that a trigger keeps append-only.
 APPEND_ONLY = ("policy_revision", "audit", "ack", "usage_record", "price")
 

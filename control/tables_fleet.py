@@ -220,6 +220,8 @@ class HealthRow(Base):
             "scope IN ('fleet', 'pool', 'node', 'engine', 'model', 'tier')", name="scope"
         ),
         Index("ix_health_scope_name_at", "scope", "name", "at"),
+        Index("ix_health_at_brin", "at", postgresql_using="brin"),
+        {"postgresql_partition_by": "RANGE (at)"},
     )
 
 

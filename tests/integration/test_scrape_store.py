@@ -17,13 +17,15 @@ from control.embedded import EmbeddedPostgres, socket_dsn
 from control.gateway_scrape import FlowWindow
 from control.lease import LeaseLost
 from control.own_metrics import ControlMetrics
-from control.partitions import drop_old, make_partitions, misplaced_rows, trim_old
+from control.partitions import Retention, drop_old, make_partitions, misplaced_rows, trim_old
 from control.queries_fleet import recent_rounds, scrape_quality
 from control.queries_gateway_traffic import traffic_by_tenant, traffic_timeline
 from control.queries_latency import latency_quantiles
+from control.rollup import Roller
 from control.round_writer import Recorded, RoundWriter
 from control.scrape import EngineSample, GatewayResult, NodeResult, Round
 from control.tables import HealthRow, NodeRow, PoolRow, RoundRow, SampleRow
+from fleet.clock import ManualClock
 from fleet.errors import Unavailable
 from fleet.readings import EngineWindow, Histogram, Reason
 from tests.postgres_server import THROW_AWAY, FreshDatabase, open_folder
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.postgres
 
 T0 = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 EDGES = (0.1, 0.2, 0.5, 1.0)
+KEEP = Retention(raw_days=3)
 
 
 def at(number: int) -> datetime:
@@ -280,7 +283,7 @@ def test_days_are_made_ahead_and_rows_that_came_before_their_day_move_into_it(
 ):
     early = Writer(database.engine)
     early.write(a_round(0, sampled("a", window(completed=7))))
-    assert misplaced_rows(session) == {"sample": 1, "gateway_sample": 0}
+    assert misplaced_rows(session) == {"sample": 1, "gateway_sample": 0, "health": 0}
     session.rollback()
     with session.begin():
         made = make_partitions(session, T0)
@@ -288,7 +291,7 @@ def test_days_are_made_ahead_and_rows_that_came_before_their_day_move_into_it(
     assert "gateway_sample_20260305" in made
     with session.begin():
         assert make_partitions(session, T0) == []
-        assert misplaced_rows(session) == {"sample": 0, "gateway_sample": 0}
+        assert misplaced_rows(session) == {"sample": 0, "gateway_sample": 0, "health": 0}
     where = session.scalar(text("SELECT tableoid::regclass::text FROM sample"))
     assert where == "sample_20260302"
 
@@ -296,7 +299,7 @@ def test_days_are_made_ahead_and_rows_that_came_before_their_day_move_into_it(
 def test_a_controller_whose_clock_is_decades_ahead_deletes_nothing(writer: Writer, session: Session):
     writer.write(a_round(0, sampled("a", window(completed=7))))
     ahead = datetime(2100, 1, 1, tzinfo=UTC)  # by it, everything is older than ten years
-    assert drop_old(writer.engine, ahead, keep_days=3650) == []
+    assert drop_old(writer.engine, ahead, Retention(3650, 3650, 3650)).names == []
     assert trim_old(writer.engine, ahead, keep_days=3650) == 0
     assert session.scalar(select(func.count()).select_from(SampleRow)) == 1
 
@@ -306,7 +309,7 @@ def test_who_does_not_lead_any_more_deletes_nothing(writer: Writer, session: Ses
     fence = partial(lease.require, epoch=99)  # the writer leads with another epoch
     later = T0 + timedelta(days=5)
     with pytest.raises(LeaseLost):
-        drop_old(writer.engine, later, keep_days=3, fence=fence)
+        drop_old(writer.engine, later, KEEP, fence=fence)
     with pytest.raises(LeaseLost):
         trim_old(writer.engine, later, keep_days=3, fence=fence)
     assert session.scalar(select(func.count()).select_from(SampleRow)) == 1
@@ -318,11 +321,14 @@ def test_retention_drops_whole_days_and_keeps_the_last_ones(writer: Writer, sess
         session.add(HealthRow(at=at(0), scope="fleet", name="", rho=0.5))
     later = T0 + timedelta(days=3)
     engine = writer.engine
-    assert drop_old(engine, later, keep_days=3) == ["sample_20260301", "gateway_sample_20260301"]
+    Roller(engine, ManualClock(later)).run(later)
+    assert drop_old(engine, later, KEEP).names == [
+        "sample_20260301", "gateway_sample_20260301", "health_20260301"
+    ]  # fmt: skip
     assert session.scalar(select(func.count()).select_from(SampleRow)) == 1
     session.rollback()
-    assert "sample_20260302" in drop_old(engine, later + timedelta(days=1), keep_days=3)
+    assert "sample_20260302" in drop_old(engine, later + timedelta(days=1), KEEP).names
     assert session.scalar(select(func.count()).select_from(SampleRow)) == 0
     session.rollback()
-    assert trim_old(engine, later + timedelta(seconds=1), keep_days=3) == 2  # a round and a verdict
+    assert trim_old(engine, later + timedelta(seconds=1), keep_days=3) == 1  # the round
     assert session.scalar(select(func.count()).select_from(HealthRow)) == 0
