@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -29,6 +30,7 @@ from control.database import require_head, session_scope
 from control.exports import spend_csv
 from control.http_errors import status_code
 from control.openapi import document
+from control.queries_quality import findings
 from control.queries_spend import month_spend
 from control.roles import Actor, Role
 from control.status_report import status_report
@@ -85,6 +87,7 @@ def build_app(deps: ApiDeps) -> Starlette:
         Route("/readyz", _guarded(_readyz, deps)),
         Route("/openapi.json", _openapi),
         route("/api/v1/status", _status, Scope.STATUS_READ),
+        route("/api/v1/quality", _quality, Scope.STATUS_READ),
         route("/api/v1/policy", _policy, Scope.POLICY_READ),
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
@@ -193,6 +196,19 @@ async def _body(request: Request) -> bytes:
 
 def _status(session: Session, deps: ApiDeps, _asked: Asked) -> Response:
     return _json(status_report(session, deps.clock.now()).as_dict())
+
+
+def _quality(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    """Findings that stand, and those that ended in the last `hours` (0 to 720, default 24)."""
+    query = asked.request.query_params
+    hours = query.get("hours", "24")
+    if not hours.isascii() or not hours.isdigit() or len(hours) > 3 or int(hours) > 720:
+        raise InvalidInput(
+            f"hours is {hours[:20]!r}", hint="Send a whole number from 0 to 720", field="hours"
+        )
+    window = timedelta(hours=int(hours))
+    found = findings(session, deps.clock.now(), window=window, source=query.get("source"))
+    return _json({"findings": [each.as_dict() for each in found]})
 
 
 def _policy(session: Session, _deps: ApiDeps, _asked: Asked) -> Response:

@@ -63,6 +63,27 @@ def document() -> dict[str, Any]:
                     _json("Status", {"type": "object"}),
                 )
             },
+            "/api/v1/quality": {
+                "get": _operation(
+                    "What is wrong with the data, since when, and which numbers suffer",
+                    Scope.STATUS_READ,
+                    _json("Findings", _OBJECT),
+                    parameters=[
+                        {
+                            "name": "source",
+                            "in": "query",
+                            "schema": {"type": "string"},
+                            "description": "Only of this node or gateway; empty: the controller itself",
+                        },
+                        {
+                            "name": "hours",
+                            "in": "query",
+                            "schema": {"type": "integer", "minimum": 0, "maximum": 720, "default": 24},
+                            "description": "Also findings that ended in these last hours",
+                        },
+                    ],
+                )
+            },
             "/api/v1/policy": {
                 "get": _operation("The newest revision", Scope.POLICY_READ, _json("Revision", _OBJECT)),
                 "post": _operation(

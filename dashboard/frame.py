@@ -30,6 +30,7 @@ def navigation() -> st.Page:
             "Operate": [
                 page("fleet", "Fleet", ":material/monitoring:", is_default=True),
                 page("node", "Node", ":material/memory:"),
+                page("data_quality", "Data quality", ":material/fact_check:"),
             ],
             "Control": [
                 page("policy", "Policy", ":material/tune:"),

@@ -162,6 +162,17 @@ AUDIT: dict[str, Any] = {
     "note": column.TextColumn("Why", width="medium"),
     "detail": column.TextColumn("Detail", width="medium"),
 }
+QUALITY: dict[str, Any] = {
+    "severity": column.TextColumn("How bad", width=95),
+    "source": column.LinkColumn("Source", display_text=r"#(.+)$", width=110),
+    "what": column.TextColumn("What", width=190),
+    "metric": column.TextColumn("Metric, engine", width=150),
+    "since": column.TextColumn("Since"),
+    "lasted": column.TextColumn("Lasted", width=80),
+    "detail": column.TextColumn("Detail", width=330),
+    "affects": column.TextColumn("Affects", width=230, help="Numbers that are unknown or worse for it"),
+    "do": column.TextColumn("What to do", width=330),
+}
 OPTIONS: dict[str, Any] = {
     "option": column.TextColumn("Option", width="medium"),
     "nodes": column.NumberColumn("Nodes"),

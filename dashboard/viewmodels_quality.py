@@ -1,0 +1,115 @@
+"""Data quality in words: what is wrong with which source, since when, and which numbers suffer. Pure.
+
+Prevents: "0 findings" read as "everything is fine" while nothing was judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from control.queries_quality import ROWS_MAX, FindingView
+from dashboard import words
+from dashboard.data import Pulse
+from dashboard.times import Zone, age
+from dashboard.viewmodels import SIGNS, Card
+from dashboard.viewmodels_frame import stale_after
+from dashboard.words import Tone
+from fleet.quality_kinds import Severity
+
+ALL = "all sources"
+OURSELVES = "controller"
+TONES: dict[str, Tone] = {Severity.FAULT: "act", Severity.WARNING: "watch", Severity.NOTE: "plain"}
+MEANS = {
+    Severity.FAULT: "numbers are unknown",
+    Severity.WARNING: "numbers are worse than usual",
+    Severity.NOTE: "worth knowing",
+}
+
+
+def source_name(view: FindingView) -> str:
+    """Return the source as people call it."""
+    return view.source if view.source else OURSELVES
+
+
+def sources(views: Sequence[FindingView], nodes: Sequence[str]) -> list[str]:
+    """Return what the filter offers: everything, then each source with a finding or a name."""
+    return [ALL, *sorted({*nodes, *(source_name(v) for v in views)})]
+
+
+def chosen(views: Sequence[FindingView], source: str) -> list[FindingView]:
+    """Return the findings of one source, or all of them."""
+    return [v for v in views if source in (ALL, source_name(v))]
+
+
+def cards(views: Sequence[FindingView]) -> list[Card]:
+    """Return how many findings stand, by how bad they are, and how many sources they are about."""
+    standing = [v for v in views if v.is_open]
+    found = [_card(severity, [v for v in standing if v.severity == severity]) for severity in Severity]
+    touched = {(v.scope, v.source) for v in standing if v.severity != Severity.NOTE}
+    label = "Sources with a fault or warning"
+    tone: Tone = "watch" if touched else "good"
+    return [*found, Card(label, words.count(len(touched)), "look below" if touched else "none", tone)]
+
+
+def _card(severity: Severity, views: Sequence[FindingView]) -> Card:
+    tone = TONES[severity] if views else "good"
+    return Card(
+        f"{severity.value.capitalize()}s",
+        words.count(len(views)),
+        "standing" if views else "none",
+        tone,
+        MEANS[severity],
+    )
+
+
+def rows(views: Sequence[FindingView], now: datetime, zone: Zone) -> dict[str, list[Any]]:
+    """Return findings by column."""
+    return {
+        "severity": [f"{SIGNS[TONES.get(v.severity, 'unknown')]} {v.severity}" for v in views],
+        "source": [_link(v) for v in views],
+        "what": [v.title for v in views],
+        "metric": [
+            ", ".join(part for part in (v.metric, v.engine and f"engine {v.engine}") if part) for v in views
+        ],
+        "since": [zone.since(v.since, now) for v in views],
+        "lasted": [_lasted(v, now) for v in views],
+        "detail": [v.detail for v in views],
+        "affects": [", ".join(v.affects) or words.UNKNOWN for v in views],
+        "do": [v.do.replace("`", "") for v in views],
+    }
+
+
+def _link(view: FindingView) -> str:
+    if view.scope == "node":
+        return f"/node?node={quote(view.source, safe='')}#{view.source}"
+    return f"/data_quality?source={quote(source_name(view), safe='')}#{source_name(view)}"
+
+
+def _lasted(view: FindingView, now: datetime) -> str:
+    if view.until is None:
+        return "stands"
+    return age((view.until - view.since).total_seconds())
+
+
+def summary(views: Sequence[FindingView], pulse: Pulse | None, now: datetime) -> tuple[Tone, str]:
+    """Return the answer to the page's question in one sentence."""
+    if pulse is None or pulse.at is None:
+        return "unknown", "Nothing was judged yet: no scrape round is stored. Is `rhodeck control` running?"
+    round_age_s = (now - pulse.at).total_seconds()
+    if round_age_s > stale_after(pulse):
+        said = f"The newest round is {age(round_age_s)} old"
+        return "unknown", f"{said}: what stands below is as of then, and may be over."
+    faults = sum(v.is_open and v.severity == Severity.FAULT for v in views)
+    warnings = sum(v.is_open and v.severity == Severity.WARNING for v in views)
+    if faults or warnings:
+        said = f"{words.plural(faults, 'fault')} and {words.plural(warnings, 'warning')} stand."
+        return ("act" if faults else "watch"), f"{said} The numbers named under “affects” suffer."
+    return "good", "Every source says what it should, and nothing contradicts itself."
+
+
+def cut_text(views: Sequence[FindingView]) -> str:
+    """Return what is left out; "" when everything is shown."""
+    return f"Only the first {ROWS_MAX} findings are shown." if len(views) >= ROWS_MAX else ""
