@@ -26,6 +26,9 @@ from control.freshness import Freshness
 from control.lease import LeaseLost, require
 from control.own_metrics import ControlMetrics
 from control.partitions import Retention, drop_old, make_partitions, misplaced_rows, trim_old
+from control.quality import QualityBook
+from control.quality_store import open_standing
+from control.quality_store import trim as trim_quality
 from control.rollup import Roller
 from control.round_writer import Recorded, RoundWriter
 from control.scrape import Round, Scraper
@@ -58,6 +61,7 @@ class Observer:
         self._rng = rng or np.random.default_rng()
         self.writer = RoundWriter(deps.engine, metrics, role=deps.leadership.role)
         self._assessor = Assessor(CapacityBook(self._rng))
+        self._quality = QualityBook()
         self._facts: FleetFacts | None = None
         self._estimates: dict[EngineKey, CapacityEstimate] = {}
         self._refilled = False
@@ -81,7 +85,7 @@ class Observer:
         elif others_lead and self._led:
             self._led = self._refilled = False
             self.writer.discard("another_leads")
-            self._assessor = Assessor(CapacityBook(self._rng))
+            self._assessor, self._quality = Assessor(CapacityBook(self._rng)), QualityBook()
             self._estimates, self._facts = {}, None
 
     async def load_facts(self) -> str:
@@ -100,10 +104,12 @@ class Observer:
         with session_scope(self._deps.engine) as session:
             facts = load_fleet(session)
             taken = assessor.refill(session, facts, self._deps.clock.now()) if is_first else 0
+            standing = open_standing(session) if is_first else []
         if is_first:  # no transaction is open while the curves are fitted
             estimates = assessor.book.refresh(facts, self._deps.clock.now().timestamp())
             if assessor is self._assessor:  # nobody else led meanwhile
                 self._estimates = estimates
+                self._quality.refill(standing, self._deps.clock.now())
                 self._refilled, self._began_s = True, self._deps.clock.monotonic_s()
             log.info("windows refilled from the database", extra={"windows": taken})
         return facts
@@ -113,10 +119,12 @@ class Observer:
         facts = self._facts
         if facts is None:
             return "waiting to learn what to watch"
+        self._scraper.sources.follow(facts.sources)
         round_ = await self._scraper.run(facts.targets, facts.gateways, at, lag_s=lag_s)
         assessment = await asyncio.to_thread(self._assessor.assess, round_, facts)
         estimates, self._estimates = self._estimates, {}
-        self.writer.offer(Recorded(round_, assessment, observe_alerts(assessment), estimates))
+        quality = self._quality.take(round_, facts, dropped=self.writer.dropped)
+        self.writer.offer(Recorded(round_, assessment, observe_alerts(assessment), estimates, quality))
         self._count(assessment)
         return _summary(round_, assessment)
 
@@ -185,6 +193,7 @@ class Observer:
             self._metrics.misplaced_rows.labels(table=table).set(rows)
         dropped = drop_old(engine, now, self._keep, fence=fence)
         trimmed = trim_old(engine, now, keep_days=self._keep.minute_days, fence=fence)
+        trimmed += trim_quality(engine, now, keep_days=self._keep.minute_days, fence=fence)
         self._metrics.partitions_held.set(len(dropped.held))
         held = f", {len(dropped.held)} wait to be rolled up" if dropped.held else ""
         return (
