@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from control.cli_estimate_confirm import confirm
 from control.cli_estimate_run import run
 from fleet.cost import (
     CalendarRow,
@@ -51,6 +52,7 @@ def estimate() -> None:
 
 
 estimate.add_command(run)
+estimate.add_command(confirm)
 
 
 def _option(flag: str, attribute: str, kind: Any, about: str) -> Any:

@@ -20,7 +20,7 @@ from control.estimate_scenarios import MAX_BYTES, Scenario, read_scenario_text
 from control.rate_profile_files import recorded_rates
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
-from fleet.fluid import FluidResult, as_columns
+from fleet.month_result import MonthResult, as_columns
 from fleet.rate_profiles import RateProfile
 
 
@@ -35,7 +35,7 @@ def run(scenario: Path, as_json: bool, days: float) -> None:
 
     {"profile": "A", "params": {"n": 5, "D": 1.5}} is five nodes that refuse what would wait over 1.5 s.
     """
-    ready = read_scenario_text(*_read(scenario), lambda: _recorded(days))
+    ready = read_scenario_file(scenario, days)
     result = ready.run()
     if as_json:
         shown: dict[str, Any] = {name: _finite(value) for name, value in as_columns(result).items()}
@@ -43,6 +43,11 @@ def run(scenario: Path, as_json: bool, days: float) -> None:
         click.echo(json.dumps(shown, indent=1, allow_nan=False))
     else:
         click.echo(as_text(ready, result))
+
+
+def read_scenario_file(path: Path, recorded_days: float) -> Scenario:
+    """Return the scenario in a file, or on standard input for "-"."""
+    return read_scenario_text(*_read(path), lambda: _recorded(recorded_days))
 
 
 def _read(scenario: Path) -> tuple[str, Path]:
@@ -71,7 +76,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def as_text(scenario: Scenario, result: FluidResult) -> str:
+def as_text(scenario: Scenario, result: MonthResult) -> str:
     """Return the result as lines for people."""
     node, r = scenario.node, result
     lines = [

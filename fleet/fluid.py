@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from decimal import Decimal
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from fleet import fluid_kernel
 from fleet.errors import InvalidInput
+from fleet.month_result import MonthResult, NodeClass, Totals, month_result
 from fleet.strategies import Autoscaler, BurstPool, Mode, Strategy
 
 BIN_S = 10.0
@@ -36,71 +36,27 @@ _MODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class NodeClass:
-    """What a node does and costs. Tokens are a request's means."""
+class KernelArguments:
+    """A strategy as the arrays and numbers the compiled loops take (`fleet.fluid_kernel.run_bins`)."""
 
-    service_rate: float = 3.0  # mu, requests/s at this mix
-    usd_per_hour: Decimal = Decimal(28)
-    tokens_in: float = 500.0
-    tokens_out: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class FluidResult:
-    """A month under one strategy. Shares are of offered requests; waits are of admitted ones, seconds."""
-
-    cost_usd: float
-    node_hours: float
-    burst_hours: float
-    mean_nodes: float
-    max_nodes: int
-    offered: float
-    refused: float
-    refused_share: float
-    served: float
-    lost_in_flight: float
-    wait_p50_s: float
-    wait_p99_s: float
-    wait_p999_s: float
-    wait_max_s: float
-    slo_attainment: float
-    goodput_rps: float
-    usd_per_million_tokens: float | None  # None: nothing was served
-    usd_per_million_output_tokens: float | None
-    utilization: float
-    #: By bin, for charts; not part of comparisons.
-    nodes_by_bin: NDArray[np.float64] = field(repr=False, compare=False)
-    refused_by_bin: NDArray[np.float64] = field(repr=False, compare=False)
-    wait_s_by_bin: NDArray[np.float64] = field(repr=False, compare=False)
+    max_wait_s: float
+    periods: NDArray[np.int64]
+    scaler: NDArray[np.float64]
+    plan: NDArray[np.int64]
+    pool: NDArray[np.float64]
+    burst_nodes: int
 
 
-#: The names of the reference table's columns, and ours.
-COLUMNS = {
-    "cost_month": "cost_usd",
-    "node_hours": "node_hours",
-    "burst_hours": "burst_hours",
-    "avg_nodes": "mean_nodes",
-    "max_nodes": "max_nodes",
-    "offered": "offered",
-    "rejected": "refused",
-    "rej_frac": "refused_share",
-    "served": "served",
-    "lost_inflight": "lost_in_flight",
-    "p50_wait": "wait_p50_s",
-    "p99_wait": "wait_p99_s",
-    "p999_wait": "wait_p999_s",
-    "max_wait": "wait_max_s",
-    "slo_attain": "slo_attainment",
-    "goodput_rps": "goodput_rps",
-    "usd_per_Mtok": "usd_per_million_tokens",
-    "usd_per_Mtok_out": "usd_per_million_output_tokens",
-    "util": "utilization",
-}
-
-
-def as_columns(result: FluidResult) -> dict[str, float | int | None]:
-    """Return the result under the column names of the published comparison table."""
-    return {column: getattr(result, name) for column, name in COLUMNS.items()}
+def kernel_arguments(strategy: Strategy) -> KernelArguments:
+    """Return `strategy` in bins of 10 s."""
+    return KernelArguments(
+        max_wait_s=-1.0 if strategy.max_wait_s is None else strategy.max_wait_s,
+        periods=np.array([_bins(strategy.control_period_s), _bins(strategy.demand_window_s), DAY_BINS]),
+        scaler=_scaler(strategy.autoscaler),
+        plan=_plan(strategy.autoscaler),
+        pool=_pool(strategy.burst),
+        burst_nodes=0 if strategy.burst is None else strategy.burst.nodes,
+    )
 
 
 def simulate(
@@ -109,7 +65,7 @@ def simulate(
     node: NodeClass | None = None,
     *,
     slo_wait_s: float = 2.0,
-) -> FluidResult:
+) -> MonthResult:
     """Return what `strategy` costs, refuses and makes wait over `rates_rps`, a rate for each 10 s bin.
 
     Waits are (queue before + queue after) / (2 capacity) of a bin, weighted by the arrivals admitted in it.
@@ -117,21 +73,21 @@ def simulate(
     Raises InvalidInput for rates or a node that no fleet can have.
     """
     node = node or NodeClass()
-    rates = _checked(rates_rps, node, slo_wait_s)
-    bins = rates.size
-    waits_s, refused = np.zeros(bins), np.zeros(bins)
-    billed, billed_burst = np.zeros(bins), np.zeros(bins)
+    rates = checked_rates(rates_rps, node, slo_wait_s)
+    waits_s, refused = np.zeros(rates.size), np.zeros(rates.size)
+    billed, billed_burst = np.zeros(rates.size), np.zeros(rates.size)
+    a = kernel_arguments(strategy)
     served, lost, _ = fluid_kernel.run_bins(
         rates,
         BIN_S,
         float(node.service_rate),
         strategy.nodes,
-        -1.0 if strategy.max_wait_s is None else strategy.max_wait_s,
-        np.array([_bins(strategy.control_period_s), _bins(strategy.demand_window_s), DAY_BINS]),
-        _scaler(strategy.autoscaler),
-        _plan(strategy.autoscaler),
-        _pool(strategy.burst),
-        0 if strategy.burst is None else strategy.burst.nodes,
+        a.max_wait_s,
+        a.periods,
+        a.scaler,
+        a.plan,
+        a.pool,
+        a.burst_nodes,
         waits_s,
         refused,
         billed,
@@ -139,42 +95,25 @@ def simulate(
     )
     arrivals = rates * BIN_S
     admitted = np.maximum(arrivals - refused, 0.0)
-    offered, turned_away = float(arrivals.sum()), float(refused.sum())
-    within = float(admitted[waits_s <= slo_wait_s].sum()) - lost
-    node_hours, burst_hours = float(billed.sum()) * BIN_S / 3600, float(billed_burst.sum()) * BIN_S / 3600
-    burst_usd = 0.0 if strategy.burst is None else float(strategy.burst.usd_per_hour) * burst_hours
-    cost = float(node.usd_per_hour) * node_hours + burst_usd
-    done = served - lost
-    all_nodes = billed + billed_burst
-    p50, p99, p999 = _quantiles(waits_s, admitted, (0.5, 0.99, 0.999))
-    return FluidResult(
-        cost_usd=cost,
-        node_hours=node_hours,
-        burst_hours=burst_hours,
-        mean_nodes=float(all_nodes.mean()),
-        max_nodes=int(all_nodes.max()),
-        offered=offered,
-        refused=turned_away,
-        refused_share=turned_away / offered,
-        served=done,
-        lost_in_flight=float(lost),
-        wait_p50_s=p50,
-        wait_p99_s=p99,
-        wait_p999_s=p999,
+    totals = Totals(
+        offered=float(arrivals.sum()),
+        refused=float(refused.sum()),
+        served=served - lost,
+        lost=float(lost),
+        within_slo=float(admitted[waits_s <= slo_wait_s].sum()) - lost,
+        wait_quantiles_s=_quantiles(waits_s, admitted, (0.5, 0.99, 0.999)),
         wait_max_s=float(waits_s.max()),
-        slo_attainment=within / offered,
-        goodput_rps=within / (bins * BIN_S),
-        usd_per_million_tokens=_per_million(cost, done * (node.tokens_in + node.tokens_out)),
-        usd_per_million_output_tokens=_per_million(cost, done * node.tokens_out),
-        utilization=done / (node.service_rate * 3600 * (node_hours + burst_hours)),
-        nodes_by_bin=all_nodes,
-        refused_by_bin=refused,
-        wait_s_by_bin=waits_s,
     )
-
-
-def _per_million(cost: float, tokens: float) -> float | None:
-    return cost / (tokens / 1e6) if tokens > 0 else None
+    return month_result(
+        totals,
+        strategy,
+        node,
+        BIN_S,
+        billed=billed,
+        billed_burst=billed_burst,
+        refused=refused,
+        waits_s=waits_s,
+    )
 
 
 def _bins(seconds: float) -> int:
@@ -240,7 +179,8 @@ def _quantiles(
     return tuple(found)
 
 
-def _checked(rates_rps: Any, node: NodeClass, slo_wait_s: float) -> NDArray[np.float64]:
+def checked_rates(rates_rps: Any, node: NodeClass, slo_wait_s: float) -> NDArray[np.float64]:
+    """Return the rates as an array. Raises InvalidInput for rates or a node that no fleet can have."""
     rates = np.ascontiguousarray(rates_rps, dtype=np.float64)
     if rates.ndim != 1 or rates.size == 0:
         raise InvalidInput("there are no rates", field="/profile", hint="Give a rate for each 10 s bin")
@@ -263,8 +203,3 @@ def _checked(rates_rps: Any, node: NodeClass, slo_wait_s: float) -> NDArray[np.f
         if not math.isfinite(value) or not low <= value <= 1e9:
             raise InvalidInput(f"{name} is {value}", field=f"/{name}", hint=f"Give {low:g} to 1e9")
     return rates
-
-
-def as_dict(result: FluidResult) -> dict[str, Any]:
-    """Return the totals by our own names, without the series."""
-    return {name: value for name, value in asdict(result).items() if not name.endswith("_by_bin")}

@@ -111,6 +111,35 @@ def age_burst(
 
 
 @compiled
+def autoscale(
+    k: int,
+    demand: float,
+    history_rps: Any,
+    node_rps: float,
+    periods: Any,
+    scaler: Any,
+    plan: Any,
+    pending: Any,
+    wishes: Any,
+    counts: Any,
+) -> None:
+    """Let the autoscaler wish for nodes at bin `k`, and follow it. `history_rps` is of the past days."""
+    control_bins, day_bins, mode = periods[0], periods[2], int(scaler[0])
+    if mode == SCHEDULED:
+        wish = plan[k % day_bins]
+    else:
+        if mode == PREDICTIVE:
+            demand = expected_ahead(history_rps, k, day_bins, int(scaler[6]), demand)
+        wish = int(np.ceil(demand / (node_rps * scaler[1]) - 1e-9))
+    wish = min(max(wish, int(scaler[2])), int(scaler[3]))
+    step = counts[CONTROL_STEPS]
+    wishes[step] = wish
+    counts[CONTROL_STEPS] += 1
+    held = remembered(wishes, step, control_bins, scaler[4])
+    follow_wish(k, wish, held, int(scaler[5]), pending, counts)
+
+
+@compiled
 def serve(work: float, capacity_rps: float, bin_s: float, max_wait_s: float) -> Any:
     """Return what of `work` (requests) one bin serves, leaves queued and refuses."""
     done = min(work, capacity_rps * bin_s)
@@ -141,11 +170,10 @@ def run_bins(
 
     Returns (requests served by the model, lost with interrupted nodes, still queued at the end).
     """
-    control_bins, window_bins, day_bins = periods[0], periods[1], periods[2]
-    mode, cold_bins = int(scaler[0]), int(scaler[5])
+    control_bins, window_bins = periods[0], periods[1]
     counts = np.zeros(COUNTS, dtype=np.int64)
     counts[READY], counts[LOW_SINCE] = nodes, -1
-    pending = np.zeros(rates.size + cold_bins + 1, dtype=np.int64)
+    pending = np.zeros(rates.size + int(scaler[5]) + 1, dtype=np.int64)
     wishes = np.zeros(rates.size // control_bins + 1, dtype=np.int64)
     state, since = np.zeros(burst_nodes, dtype=np.int64), np.zeros(burst_nodes, dtype=np.int64)
     queue = served = 0.0
@@ -155,20 +183,8 @@ def run_bins(
         age_burst(k, int(pool[0]), pool[4], int(pool[5]), state, since, counts)
         if k % control_bins == 0:
             demand = demand_seen(rates, k, window_bins)
-            if mode != NO_AUTOSCALER:
-                if mode == SCHEDULED:
-                    wish = plan[k % day_bins]
-                else:
-                    expected = demand
-                    if mode == PREDICTIVE:
-                        expected = expected_ahead(rates, k, day_bins, int(scaler[6]), demand)
-                    wish = int(np.ceil(expected / (node_rps * scaler[1]) - 1e-9))
-                wish = min(max(wish, int(scaler[2])), int(scaler[3]))
-                step = counts[CONTROL_STEPS]
-                wishes[step] = wish
-                held = remembered(wishes, step, control_bins, scaler[4])
-                counts[CONTROL_STEPS] += 1
-                follow_wish(k, wish, held, cold_bins, pending, counts)
+            if int(scaler[0]) != NO_AUTOSCALER:
+                autoscale(k, demand, rates, node_rps, periods, scaler, plan, pending, wishes, counts)
             if burst_nodes > 0:
                 turn_burst(k, demand, node_rps * counts[READY], queue, pool, state, since, counts)
         capacity = node_rps * (counts[READY] + np.sum(state == RUNNING))

@@ -146,3 +146,19 @@ def test_recorded_arrivals_are_those_of_all_gateways(session: Session) -> None:
     session.flush()
     profile = recorded_rates(session, start, start + timedelta(seconds=600))
     assert profile.rates_rps == pytest.approx([2.0] * 60)
+
+
+def test_events_stand_beside_the_fluid_answer(tmp_path: Path) -> None:
+    (tmp_path / "calm.csv").write_text("bin,rate_rps\n" + "".join(f"{k},0.2\n" for k in range(8640)))
+    path = tmp_path / "scenario.json"
+    path.write_text(json.dumps({"profile": "calm.csv", "params": {"n": 1, "D": 1.5}}))
+    arguments = ["confirm", str(path), "--replications", "2", "--slots", "4", "--json"]
+    done = CliRunner().invoke(estimate, arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    mean, low, high = found["events"]["offered"]
+    assert low < mean < high
+    assert mean == pytest.approx(0.2 * 720 * 3600, rel=0.01)
+    assert found["fluid"]["cost_month"] == found["events"]["cost_month"][0] == pytest.approx(20_160)
+    shown = CliRunner().invoke(estimate, ["confirm", str(path), "--replications", "1"])
+    assert "rej_frac" in shown.stdout

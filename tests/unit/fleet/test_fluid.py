@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from control.rate_profile_files import bundled_profile
 from fleet.errors import InvalidInput
-from fleet.fluid import BIN_S, MONTH_BINS, NodeClass, as_columns, simulate
+from fleet.fluid import BIN_S, MONTH_BINS, simulate
+from fleet.month_result import NodeClass, as_columns
 from fleet.strategies import read_strategy
 
 REFERENCE = Path(__file__).parents[2] / "data" / "cost" / "reference.csv"
@@ -140,7 +141,8 @@ def test_spot_hours_cost_their_own_price() -> None:
 
 TWIN = """
 import json, sys
-from fleet.fluid import as_columns, simulate
+from fleet.fluid import simulate
+from fleet.month_result import as_columns
 from fleet.strategies import read_strategy
 print(json.dumps([as_columns(simulate(r, read_strategy(p))) for p, r in json.load(sys.stdin)]))
 """

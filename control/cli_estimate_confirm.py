@@ -1,0 +1,134 @@
+"""`rhodeck estimate confirm`: the same scenario by event simulation, beside what the fluid method says.
+
+Runs one month per replication with progress on standard error; Ctrl-C stops and prints what is done.
+Prevents: a fluid answer taken to a meeting without its error, and one run shown without its spread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+
+from control.cli_estimate_run import read_scenario_file
+from control.estimate_scenarios import Scenario
+from fleet.month_result import MonthResult, as_columns
+from fleet.simulate import EventRun, ServiceModel, run_events
+
+#: What the two methods are compared by, with how it is written.
+_SHOWN = {
+    "cost_month": ",.0f",
+    "avg_nodes": ".2f",
+    "rej_frac": ".3%",
+    "p50_wait": ".2f",
+    "p99_wait": ".2f",
+    "max_wait": ".2f",
+    "slo_attain": ".3%",
+    "util": ".3f",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean over replications and its 95 % interval; None with a single one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@click.command("confirm")
+@click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
+@click.option("--replications", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
+@click.option("--slots", type=click.IntRange(1, 100_000), default=36, show_default=True, help="A node's.")
+@click.option("--cv2", type=click.FloatRange(0, 100), default=0.6, show_default=True, help="Of service.")
+@click.option("--days", type=click.FloatRange(0.01, 62), default=7, show_default=True, help="If recorded.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def confirm(
+    scenario: Path, replications: int, seed: int, slots: int, cv2: float, days: float, as_json: bool
+) -> None:
+    """Simulate every request of 720 hours of SCENARIO.json, several times."""
+    ready = read_scenario_file(scenario, days)
+    fluid = ready.run()
+    found = _replicate(ready, ServiceModel(slots, cv2), range(seed, seed + replications))
+    if not found:
+        raise click.Abort
+    months = len(found)
+    events = {name: spread([as_columns(result)[name] for result in found]) for name in as_columns(fluid)}
+    if as_json:
+        shown = {name: None if s is None else [s.mean, s.low, s.high] for name, s in events.items()}
+        document = {"replications": months, "fluid": as_columns(fluid), "events": shown}
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        click.echo(_as_text(ready, fluid, events, months))
+
+
+def _replicate(scenario: Scenario, service: ServiceModel, seeds: range) -> list[MonthResult]:
+    """Return the whole months that were simulated before an interruption."""
+    found: list[MonthResult] = []
+    rates = scenario.profile.month()
+    try:
+        for seed in seeds:
+            run = EventRun(rates, scenario.strategy, scenario.node, service, seed, scenario.slo_wait_s)
+            with click.progressbar(
+                length=run.days,
+                label=f"month {len(found) + 1} of {len(seeds)}",
+                file=sys.stderr,
+            ) as bar:
+
+                def told(_done: int, _of: int, step: Callable[[int], None] = bar.update) -> bool:
+                    step(1)
+                    return True
+
+                found.append(run_events(run, told))
+    except KeyboardInterrupt:
+        click.echo(f"stopped after {len(found)} whole months", err=True)
+    return found
+
+
+def spread(values: list[float | int | None]) -> Spread | None:
+    """Return the mean of the replications with its 95 % interval (Student's t); None if one is unknown."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < len(values):
+        return None
+    mean = float(np.mean(known))
+    if len(known) == 1:
+        return Spread(mean, None, None)
+    from scipy.stats import t  # slow to import, and only needed here
+
+    quantile: Any = t.ppf(0.975, len(known) - 1)  # pyright: ignore[reportUnknownMemberType]
+    half = float(quantile * np.std(known, ddof=1) / math.sqrt(len(known)))
+    return Spread(mean, mean - half, mean + half)
+
+
+def _as_text(scenario: Scenario, fluid: MonthResult, events: dict[str, Spread | None], months: int) -> str:
+    columns = as_columns(fluid)
+    lines = [
+        f"Traffic  {scenario.profile.source}",
+        f"{'':12} {'fluid':>12} {'events':>12}   95 % interval of the mean over {months} months",
+    ]
+    for name, form in _SHOWN.items():
+        value, found = columns[name], events[name]
+        shown = "-" if value is None else format(value, form)
+        if found is None:
+            lines.append(f"{name:12} {shown:>12} {'-':>12}")
+            continue
+        interval = (
+            ""
+            if found.low is None or found.high is None
+            else (f"   {format(found.low, form)} to {format(found.high, form)}")
+        )
+        lines.append(f"{name:12} {shown:>12} {format(found.mean, form):>12}{interval}")
+    lines += [
+        "",
+        "Events refuse more where chance fills a fleet that is full on average. An autoscaler that counts",
+        "arrivals holds more nodes than one that knows the rate: it follows the noise upwards.",
+    ]
+    return "\n".join(lines)
