@@ -8,7 +8,6 @@ while the gateways refuse it at the door.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,19 +15,16 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from control.capacity_book import RECENT_S, REFILL, CapacityBook
+from control.capacity_book import REFILL, CapacityBook
+from control.demand import Demand
+from control.fetch import shown_url
 from control.fleet_facts import FleetFacts, Node
 from control.freshness import Freshness, age_s, freshness
 from control.scrape import NodeResult, Round
 from control.tables import SampleRow
-from fleet.health import assess_engine, assess_fleet, assess_pool
+from fleet.health import assess_engine, assess_fleet, assess_group, assess_pool
 from fleet.health_reading import Health, Offered, Scope
-
-FAST_S, SLOW_S = 60.0, 300.0
-#: Share of a window each gateway must have covered for its counts to stand for demand.
-MIN_GATEWAY_COVERAGE = 0.8
-#: Gateways that count less than this share of what the engines saw are being bypassed.
-MIN_GATEWAY_SHARE = 0.9
+from fleet.tier_load import assess_tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +37,14 @@ class NodeState:
     flags: tuple[str, ...]
     reason: str | None  # of this round's failure
     detail: str
+    lost_pages: tuple[str, ...] = ()  # pages of engines of it that gave nothing this round
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One row of `health` to be."""
 
-    scope: str  # "fleet" | "pool" | "node"
+    scope: str  # "node" | "engine" | "pool" | "model" | "tier" | "fleet"
     name: str
     health: Health
     running: int | None
@@ -65,16 +62,6 @@ class Assessment:
     nodes: tuple[NodeState, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """What one gateway counted in one round."""
-
-    at_s: float
-    offered: int
-    covered_s: float
-    queued: int | None
-
-
 class Assessor:
     """Judges rounds as they come. Owned by the loop that scrapes; `book.refresh` runs elsewhere."""
 
@@ -82,7 +69,7 @@ class Assessor:
         self.book = book
         self._last_sample_at: dict[str, datetime] = {}
         self._running: dict[str, int | None] = {}
-        self._offers: dict[str, deque[_Offer]] = {}
+        self._demand = Demand()
 
     def refill(self, session: Session, facts: FleetFacts, now: datetime) -> int:
         """Learn from the database what earlier processes saw; return the windows taken."""
@@ -98,21 +85,30 @@ class Assessor:
         """Take a round and return its verdicts: nodes, pools, then the fleet."""
         self.book.take(round_)
         self.book.keep_only(node.name for node in facts.nodes)
-        self._take_offers(round_, facts)
+        self._demand.take(round_, facts)
         results = {result.node: result for result in round_.nodes}
         states = [self._state(node, results.get(node.name), round_) for node in facts.nodes]
         engines = {state.node.name: self._engines(state, round_, facts) for state in states}
         verdicts = [self._node(state, engines[state.node.name], round_) for state in states]
         working = [state for state in states if state.node.takes_work]
-        offered = self._offered(round_, facts, [h for s in working for h in engines[s.node.name]])
+        parts = [h for state in working for h in engines[state.node.name]]
+        offered = self._demand.offered(round_, facts, sum(h.arrivals or 0 for h in parts))
+        for several in engines.values():
+            if len(several) > 1:
+                verdicts += [Verdict("engine", h.name, h, h.running, "engines") for h in several]
         for pool in facts.pools:
             members = [state for state in working if state.node.pool == pool.name]
-            parts = [h for state in members for h in engines[state.node.name]]
+            own = [h for state in members for h in engines[state.node.name]]
             counted = offered if len(facts.pools) == 1 else None
-            health = assess_pool(pool.name, parts, round_.at.timestamp(), offered=counted)
+            health = assess_pool(pool.name, own, round_.at.timestamp(), offered=counted)
             verdicts.append(self._sum("pool", pool.name, health, members, counted))
-        parts = [h for state in working for h in engines[state.node.name]]
         health = assess_fleet(parts, round_.at.timestamp(), offered=offered)
+        verdicts += _models(parts, offered, round_)
+        if offered is not None:
+            verdicts += [
+                Verdict("tier", h.name, h, None, "gateways")
+                for h in assess_tiers(health, self._demand.tiers(round_, facts), round_.at.timestamp())
+            ]
         verdicts.append(self._sum("fleet", "", health, working, offered))
         return Assessment(round_.at, round_.period_s, tuple(verdicts), tuple(states))
 
@@ -131,6 +127,7 @@ class Assessor:
             flags=flags,
             reason=result.reason.value if result is not None and result.reason is not None else None,
             detail=result.detail if result is not None else "",
+            lost_pages=() if result is None else result.lost_pages,
         )
 
     def _engines(self, state: NodeState, round_: Round, facts: FleetFacts) -> list[Health]:
@@ -152,7 +149,11 @@ class Assessor:
             for key in keys
         ]
         # an engine label that is gone (fewer ranks after a restart) is no missing engine
-        return [health for health in found if not health.is_stale] or found[:1]
+        living = [health for health in found if not health.is_stale] or found[:1]
+        return living + [
+            Health(f"{name} {shown_url(url)}", Scope.ENGINE, at_s, is_stale=True, stale=(name,))
+            for url in state.lost_pages  # an engine that cannot be asked still is one
+        ]
 
     def _node(self, state: NodeState, engines: Sequence[Health], round_: Round) -> Verdict:
         name = state.node.name
@@ -178,52 +179,23 @@ class Assessor:
             tuple(state.node.name for state in members if state.freshness is not Freshness.FRESH),
         )
 
-    def _take_offers(self, round_: Round, facts: FleetFacts) -> None:
-        names = {target.name for target in facts.gateways}
-        self._offers = {name: offers for name, offers in self._offers.items() if name in names}
-        at_s = round_.at.timestamp()
-        for result in round_.gateways:
-            offers = self._offers.setdefault(result.gateway, deque[_Offer]())
-            while offers and offers[0].at_s <= at_s - RECENT_S:
-                offers.popleft()
-            flows = result.flows
-            if flows is None:
-                continue
-            # an idle gateway's page has no flows yet: it counted nothing, over a whole round
-            covered = max((f.covered_s or 0.0 for f in flows), default=round_.period_s)
-            queued = [f.queued_requests for f in flows if f.queued_requests is not None]
-            offers.append(
-                _Offer(at_s, sum(f.offered or 0 for f in flows), covered, sum(queued) if queued else None)
-            )
 
-    def _offered(self, round_: Round, facts: FleetFacts, engines: Sequence[Health]) -> Offered | None:
-        """Return demand as the gateways counted it, or None unless all of them did and none is bypassed."""
-        at_s, period_s = round_.at.timestamp(), round_.period_s
-        fast_s, slow_s = max(FAST_S, 2 * period_s), max(SLOW_S, 4 * period_s)
-        fast, slow = self._counted(facts, at_s, fast_s), self._counted(facts, at_s, slow_s)
-        if fast is None or slow is None:
-            return None
-        reached = sum(h.arrivals or 0 for h in engines)
-        if fast[0] < MIN_GATEWAY_SHARE * reached - 3.0 * reached**0.5:
-            return None
-        queued = [offers[-1].queued for offers in self._offers.values() if offers]
-        waiting = [n for n in queued if n is not None]
-        return Offered(*fast, *slow, waiting=sum(waiting) if waiting else None)
+def _models(parts: Sequence[Health], offered: Offered | None, round_: Round) -> list[Verdict]:
+    """Return a verdict for each model that engines name.
 
-    def _counted(self, facts: FleetFacts, at_s: float, span_s: float) -> tuple[int, float] | None:
-        """Return (requests, covered seconds) of all gateways together over the last `span_s`."""
-        if not facts.gateways:
-            return None
-        rate, covered_s = 0.0, 0.0
-        wanted_s = MIN_GATEWAY_COVERAGE * min(span_s, FAST_S)
-        for target in facts.gateways:
-            offers = [o for o in self._offers.get(target.name, ()) if at_s - span_s < o.at_s <= at_s]
-            covered = sum(o.covered_s for o in offers)
-            if covered < wanted_s:
-                return None
-            rate += sum(o.offered for o in offers) / covered
-            covered_s = max(covered_s, covered)
-        return round(rate * covered_s), covered_s
+    Gateways do not count by model: what they refused is known of a model only where it is the only one.
+    """
+    names = sorted({part.model for part in parts if part.model})
+    counted = offered if len(names) == 1 and all(p.model or p.is_stale for p in parts) else None
+    at_s = round_.at.timestamp()
+    found: list[Verdict] = []
+    for name in names:
+        own = [p for p in parts if p.model == name]
+        health = assess_group(name, Scope.MODEL, own, at_s, offered=counted)
+        found.append(
+            Verdict("model", name, health, health.running, "engines" if counted is None else "gateways")
+        )
+    return found
 
 
 def _known_sum(values: Sequence[int | None]) -> int | None:

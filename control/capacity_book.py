@@ -24,8 +24,8 @@ from control.sample_store import json_fit, plain_text
 from control.scrape import Round
 from control.tables import CapacityEstimateRow, RoundRow, SampleRow
 from fleet.capacity import UNKNOWN, CapacityEstimate, ConfiguredCapacity
-from fleet.capacity_learner import CapacityLearner
-from fleet.health_reading import TimedWindow
+from fleet.capacity_learner import CapacityLearner, Siblings, with_fallback
+from fleet.health_reading import TARGET_RHO, TimedWindow
 from fleet.readings import EngineWindow, Histogram
 
 #: Windows of all engines together that learners may hold: about 100 MB.
@@ -115,13 +115,15 @@ class CapacityBook:
             engines = dict(self._engines)
             for engine in engines.values():
                 self._feed(engine, pools.get(engine.pool))
+            learned = {key: e.learner.learned(now_s, self._rng) for key, e in engines.items()}
+            of_pool: dict[str, list[CapacityEstimate]] = {}
             for key, engine in engines.items():
-                pool = pools.get(engine.pool)
-                per_node = len(self._of_node.get(key[0], [key]))
-                siblings = [e.estimate for k, e in engines.items() if k != key and e.pool == engine.pool]
-                engine.estimate = engine.learner.estimate(
-                    now_s, self._rng, configured=_part(pool, per_node), siblings=siblings
-                )
+                of_pool.setdefault(engine.pool, []).append(learned[key])
+            # one that learned nothing is not among those it borrows from: one summary serves the pool
+            lent = {pool: Siblings.of(estimates) for pool, estimates in of_pool.items()}
+            for key, engine in engines.items():
+                pool, per_node = pools.get(engine.pool), len(self._of_node.get(key[0], [key]))
+                engine.estimate = with_fallback(learned[key], _part(pool, per_node), lent[engine.pool])
             return {key: engine.estimate for key, engine in engines.items()}
 
     def _feed(self, engine: _Engine, pool: Pool | None) -> None:
@@ -267,7 +269,12 @@ def estimate_detail(e: CapacityEstimate) -> dict[str, object]:
         "high_tokens_per_s": e.high_tokens_per_s,
         "operating_batch": e.operating_batch,
         "limits": dict(e.limits),
-        "requests_per_s_by_limit": dict(e.requests_per_s_by_limit),
+        "rates_by_limit": {
+            r.name: {"value": r.value, "low": r.low, "high": r.high} for r in e.rates_by_limit
+        },
+        "slots": e.slots,
+        "batch_expected_ratio": e.occupancy_at(TARGET_RHO),
+        "stale_since_s": e.stale_since_s,
         "curve": curve,
         "windows": e.windows,
         "fitted_at_s": e.fitted_at_s,

@@ -31,6 +31,7 @@ from control.sample_store import EdgeIds, RowRefused, copy_rows, edges_of, json_
 from control.scrape import Round
 from fleet.capacity import CapacityEstimate
 from fleet.errors import Unavailable
+from fleet.health_reading import Interval
 
 log = logging.getLogger(__name__)
 
@@ -236,17 +237,44 @@ def _detail(verdict: Verdict) -> dict[str, object]:
         "unmeasured": list(health.unmeasured),
         "arrivals_from": verdict.arrivals_from,
         "rho_slow": health.rho.slow,
+        "rho_slow_low": health.rho.slow_low,
+        "rho_slow_high": health.rho.slow_high,
         "rho_backlog": health.rho_backlog,
+        "rho_backlog_low": health.rho_backlog_low,
+        "rho_backlog_high": health.rho_backlog_high,
+        "rho_by_limit": {name: ends(rho) for name, rho in health.rho_by_limit} or None,
+        "mu_by_limit": {name: ends(mu) for name, mu in health.mu_by_limit} or None,
+        "rho_with_higher": ends(health.rho_with_higher) or None,
+        "demand_share": health.demand_share,
         "arrival_rate_slow": health.arrival_rate_slow,
+        "competing_rate": health.competing_rate,
+        "limited_rate": health.limited_rate,
+        "rho_limited": health.rho_limited,
+        "output_tokens_rate_low": health.mu_tokens.low,
+        "output_tokens_rate_high": health.mu_tokens.high,
         "headroom_tokens": health.headroom_tokens,
+        "headroom_prompt_tokens": health.headroom_prompt_tokens,
+        "headroom_engine_s": health.headroom_engine_s,
+        "prompt_tokens": health.prompt_tokens,
+        "output_tokens": health.output_tokens,
         "time_to_saturation_s": health.time_to_saturation_s,
         "time_to_drain_s": health.time_to_drain_s,
         "batch": health.batch,
+        "free_batch": health.free_batch,
         "batch_used_ratio": health.batch_used_ratio,
+        "batch_expected_ratio": health.batch_expected_ratio,
         "slots_used_ratio": health.slots_used_ratio,
         "worst": health.worst,
         "worst_rho": health.worst_rho,
+        "worst_rho_low": health.worst_rho_low,
+        "worst_rho_high": health.worst_rho_high,
         "imbalance": health.imbalance,
         "parts": health.parts,
     }
     return {name: value for name, value in detail.items() if value is not None}
+
+
+def ends(interval: Interval) -> dict[str, float]:
+    """Return the known of value, low and high by name; {} when nothing is."""
+    held = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {name: value for name, value in held.items() if value is not None}

@@ -15,16 +15,28 @@ from enum import StrEnum
 
 import numpy as np
 
+from fleet.capacity_limits import (
+    OBJECTIVE,
+    LimitRate,
+    band_at,
+    batch_limits,
+    limit_rates,
+    occupancy_at,
+)
 from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve
 from fleet.saturation import (
+    BATCH_MAX,
     LARGEST_DEFAULT_SEQS,
     MIN_WINDOWS,
     OUTPUT_CV,
+    OUTPUT_CV_BAND,
+    PREFILL_HEAVY,
     EngineLimits,
     Mix,
     Plateau,
     Point,
     known_slots,
+    merged,
     mix_of,
     plateau,
     throughput_60s,
@@ -32,13 +44,16 @@ from fleet.saturation import (
 
 KV_TARGET = 0.90  # engines that recompute run about 5 % below the formula at 100 % KV
 KV_BAND = (0.85, 1.00)  # where recomputation starts is not known better than this
-BEYOND_PESSIMISTIC = 2.0
-BEYOND_OPTIMISTIC = 0.67
 MIN_BAND = 0.01
+SAMPLING = (
+    2.6 * 1.0
+)  # 99 % of a mean whose squared cv is 1, times 1 / sqrt(n): finished requests are a sample
+PREFILL_ERROR = (
+    0.06  # of the curve where prompts rule the step: decodes see the bursts, the average does not
+)
 DRIFT = 0.15
-OBJECTIVE = "itl"  # the limit that an operator sets and a full engine does not know
-BATCH_MAX = 1e6  # sequences and seconds no engine has: one hostile page must not spoil a fit
-ITL_MAX_S = 1e6
+CONFIGURED_ERROR = 0.25  # of a typed capacity: mixes moving by a fifth and a benchmark's own error
+ITL_MAX_S = 1e6  # seconds no step takes
 
 
 class Grade(StrEnum):
@@ -68,6 +83,7 @@ class ConfiguredCapacity:
     source: str
     requests_per_s: float | None = None
     output_tokens_per_s: float | None = None
+    relative_error: float = CONFIGURED_ERROR  # half the width of its interval, as a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +91,8 @@ class CapacityEstimate:
     """mu with its interval, and everything needed to say why. `None` is unknown, never 0.
 
     `requests_per_s` is None where too few requests completed to know the mix, even when tokens/s is known.
-    `limits` holds the batch each limit allows; `requests_per_s_by_limit` mu at that batch.
+    `limits` holds the batch each limit allows, `rates_by_limit` mu at that batch with its interval; the one
+    that binds is mu itself. `slots` is what the engine was launched with, or is thought to be.
     """
 
     method: Method
@@ -91,7 +108,8 @@ class CapacityEstimate:
     reach: float | None = None  # q98 of the batches seen / operating batch
     curve: StepCurve | None = None
     limits: tuple[tuple[str, float], ...] = ()
-    requests_per_s_by_limit: tuple[tuple[str, float], ...] = ()
+    rates_by_limit: tuple[LimitRate, ...] = ()
+    slots: float | None = None
     mix: Mix | None = None
     windows: int = 0
     fitted_at_s: float | None = None
@@ -101,53 +119,16 @@ class CapacityEstimate:
     plateau: Plateau | None = None  # the last capacity seen, whether or not it became mu
     flags: tuple[str, ...] = ()
     source: str = ""
+    stale_since_s: float | None = None  # since when the mix is another than the one mu was fitted at
 
-    @property
-    def compute_requests_per_s(self) -> float | None:
-        """Return 1 / (O m): what no number of slots can exceed. None when flat or unknown."""
-        events = self.mix.decode_events if self.mix else None
-        if self.curve is None or not events or self.curve.last_slope_s <= 0:
+    def occupancy_at(self, rho: float) -> float | None:
+        """Return the share of the operating batch to expect at `rho` (0..1); None without a curve."""
+        if self.curve is None or self.operating_batch is None:
             return None
-        return 1 / (events * self.curve.last_slope_s)
+        return occupancy_at(self.curve, self.operating_batch, rho)
 
 
 UNKNOWN = CapacityEstimate(method=Method.UNKNOWN, grade=None)
-
-
-def kv_tokens_per_sequence(prompt_tokens: float, output_tokens: float, output_cv: float) -> float:
-    """Return c = E[I O]/E[O] + E[O^2]/(2 E[O]) for independent I and O, tokens a running sequence holds.
-
-    Running requests are length-biased: I + O/2 is too small by O cv^2 / 2.
-    """
-    return prompt_tokens + output_tokens * (1 + output_cv**2) / 2
-
-
-def batch_limits(
-    mix: Mix, limits: EngineLimits, curve: StepCurve, slots: float, kv_share: float
-) -> dict[str, float]:
-    """Return the batch each limit allows, by its name; absent when that limit is not known."""
-    found = {"slots": slots}
-    per_sequence = mix.kv_ratio_per_sequence
-    if per_sequence is None and limits.kv_capacity_tokens and mix.prompt_tokens and mix.decode_events:
-        held = kv_tokens_per_sequence(mix.prompt_tokens, mix.decode_events, OUTPUT_CV)
-        per_sequence = held / limits.kv_capacity_tokens
-    if per_sequence:
-        found["kv"] = kv_share / per_sequence
-    prompt = mix.prompt_tokens_computed if mix.prompt_tokens_computed is not None else mix.prompt_tokens
-    if limits.max_num_batched_tokens and mix.decode_events and prompt is not None:
-        found["batched_tokens"] = limits.max_num_batched_tokens / (1 + prompt / mix.decode_events)
-    if limits.itl_slo_s is not None:
-        found[OBJECTIVE] = batch_at_latency(curve, limits.itl_slo_s)
-    return found
-
-
-def batch_at_latency(curve: StepCurve, itl_s: float) -> float:
-    """Return the largest batch whose step takes at most `itl_s`; at least 1, infinite on a flat curve."""
-    knee = curve.knee
-    if knee is not None and curve.step_time_s(knee) < itl_s:
-        rise = itl_s - curve.step_time_s(knee)
-        return knee + rise / curve.last_slope_s if curve.last_slope_s > 0 else math.inf
-    return max(1.0, (itl_s - curve.intercept_s) / curve.slope_s) if curve.slope_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,32 +147,30 @@ class _Fitted:
     full_tokens_per_s: float
 
 
-def _curve_band(
-    fit: Fit, draws: Sequence[StepCurve], reach: float, batches: tuple[float, float, float]
-) -> _Band:
-    """Return tokens/s at the operating batch with its structural band; batches are (b_lo, b*, b_hi)."""
-    low_batch, batch, high_batch = batches
-    curves = [fit.curve, *draws]
-    pessimistic = [
-        min(b / c.beyond(b, reach, BEYOND_PESSIMISTIC) for b in (low_batch, batch)) for c in curves
-    ]
-    optimistic = [
-        max(b / c.beyond(b, reach, BEYOND_OPTIMISTIC) for b in (batch, high_batch)) for c in curves
-    ]
-    mid = fit.curve.tokens_per_s(batch)
-    return _Band(
-        mid,
-        min(float(np.quantile(pessimistic, 0.025)), mid),
-        max(float(np.quantile(optimistic, 0.975)), mid),
-    )
-
-
 def _widen(band: _Band, relative: float) -> _Band:
     """Keep both sides at least 1 % away, and add an independent relative error to each."""
     below, above = 1 - band.low / band.mid, band.high / band.mid - 1
     down = math.hypot(max(MIN_BAND, below), relative)
     up = math.hypot(max(MIN_BAND, above), relative)
     return _Band(band.mid, band.mid * max(0.0, 1 - down), band.mid * (1 + up))
+
+
+def _length_noise(e: CapacityEstimate) -> float:
+    """Return by how much a minute's tokens exceed the mean as its answers happened to be long, 95 %."""
+    peak, events = e.peak_seen_tokens_per_s, e.mix.decode_events if e.mix else None
+    if not peak or not events:
+        return 0.0
+    return min(1.0, 1.65 * OUTPUT_CV / math.sqrt(60 * peak / events))
+
+
+def _sampling_error(e: CapacityEstimate) -> float:
+    """Return the relative error that comes with the mix: mean lengths of a sample, bursts of prompts."""
+    if e.mix is None or not e.mix.completions:
+        return 0.0
+    error = SAMPLING / math.sqrt(e.mix.completions)
+    prompt, events = e.mix.prompt_tokens_computed, e.mix.decode_events
+    is_heavy = prompt is not None and events and prompt / events >= PREFILL_HEAVY
+    return math.hypot(error, PREFILL_ERROR) if is_heavy and e.method is Method.CURVE else error
 
 
 def _grade(seen: Plateau | None, reach: float, flags: tuple[str, ...]) -> Grade:
@@ -235,7 +214,9 @@ def estimate_capacity(
     reached = float(np.quantile(batch, 0.98)) if len(usable) else 0.0
     fitted: _Fitted | None = None
     if len(usable) >= MIN_WINDOWS and reached >= 1:
-        latency = np.asarray([p.itl_s for p in usable], np.float64)
+        joined = merged(usable, mix)
+        batch = np.asarray([p.batch for p in joined], np.float64)
+        latency = np.asarray([p.itl_s for p in joined], np.float64)
         fit = fit_curve(batch, latency)
         curves = bootstrap_curves(batch, latency, fit, draws, rng)
         reach = (float(batch.min()), reached)
@@ -259,12 +240,10 @@ def _read_curve(
     least, most = slots, slots
     if "max_num_seqs_assumed" in base.flags:  # what was seen is possible; how far it goes on nobody said
         least, most = max(1.0, reached), max(slots, LARGEST_DEFAULT_SEQS)
-    batches = (
-        min(batch_limits(mix, limits, fit.curve, least, KV_BAND[0]).values()),
-        allowed[binding],
-        min(batch_limits(mix, limits, fit.curve, most, KV_BAND[1]).values()),
-    )
-    band = _curve_band(fit, curves, reached, batches)
+    fewest = batch_limits(mix, limits, fit.curve, least, KV_BAND[0], OUTPUT_CV_BAND[1])
+    largest = batch_limits(mix, limits, fit.curve, most, KV_BAND[1], OUTPUT_CV_BAND[0])
+    batches = (min(fewest.values()), allowed[binding], min(largest.values()))
+    band = _Band(*band_at(fit.curve, curves, reached, batches))
     unseen: tuple[str, ...] = ()
     if allowed[binding] < lowest:  # tau is convex from 0 on: X is at most what it was at the lowest b seen
         unseen = ("below_batches_seen",)
@@ -278,7 +257,8 @@ def _read_curve(
     slo = limits.itl_slo_s
     missed = ("itl_objective_out_of_reach",) if slo is not None and fit.curve.step_time_s(1) > slo else ()
     events = mix.decode_events
-    by_limit = {name: fit.curve.tokens_per_s(b) / events for name, b in allowed.items()} if events else {}
+    triples = {name: (fewest[name], b, largest[name]) for name, b in allowed.items()}
+    by_limit = limit_rates(fit.curve, curves, reached, events, triples) if events else ()
     described = replace(
         base,
         binding=binding,
@@ -286,7 +266,8 @@ def _read_curve(
         reach=reached / allowed[binding],
         curve=fit.curve,
         limits=tuple(allowed.items()),
-        requests_per_s_by_limit=tuple(by_limit.items()),
+        rates_by_limit=by_limit,
+        slots=slots,
         advised_batch=advised,
         flags=base.flags + flat + missed + unseen,
     )
@@ -315,17 +296,21 @@ def _choose(base: CapacityEstimate, fitted: _Fitted | None, seen: Plateau | None
         described = replace(described, method=Method.OBSERVED_SATURATION)
     elif band is not None:
         described = replace(described, method=Method.CURVE)
-        floor = base.peak_seen_tokens_per_s or 0.0
+        floor = (base.peak_seen_tokens_per_s or 0.0) * (1 - _length_noise(base))
         if floor > band.mid and described.binding != OBJECTIVE:
             band = _Band(floor, band.low, max(band.high, floor))
     if band is None:
         return described
     mix = described.mix
-    completions = mix.completions if mix else 0
-    band = _widen(band, 1.96 * OUTPUT_CV / math.sqrt(completions) if completions else 0.0)
+    band = _widen(band, _sampling_error(described))
     events = mix.decode_events if mix else None
+    rates = described.rates_by_limit
+    if events:
+        binds = LimitRate(described.binding or "", *(x / events for x in (band.mid, band.low, band.high)))
+        rates = tuple(binds if rate.name == described.binding else rate for rate in rates)
     return replace(
         described,
+        rates_by_limit=rates,
         grade=_grade(
             seen if described.method is Method.OBSERVED_SATURATION else None,
             described.reach or 0.0,

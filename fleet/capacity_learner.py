@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -20,6 +20,7 @@ from fleet.capacity import (
     UNKNOWN,
     CapacityEstimate,
     ConfiguredCapacity,
+    Grade,
     Method,
     estimate_capacity,
 )
@@ -164,14 +165,19 @@ class CapacityLearner:
         siblings: Sequence[CapacityEstimate] = (),
     ) -> CapacityEstimate:
         """Return the best answer there is now. `siblings` are engines of identical configuration."""
+        return with_fallback(self.learned(now_s, rng), configured, Siblings.of(siblings))
+
+    def learned(self, now_s: float, rng: np.random.Generator) -> CapacityEstimate:
+        """Return what this engine's own windows say now: a plateau, a curve, or neither."""
         if self._is_due():
             self._refit(now_s, rng)
         learned = self._cached or UNKNOWN
         if self._stale is not None and learned.method not in (Method.CURVE, Method.OBSERVED_SATURATION):
-            learned = replace(self._stale, flags=(*self._stale.flags, "stale_mix"))
+            flags = (*self._stale.flags, "stale_mix")
+            learned = replace(self._stale, flags=flags, stale_since_s=self._bucket_from_s)
         if self._disagreeing > 6:
             learned = replace(learned, flags=(*learned.flags, "metrics_inconsistent"))
-        return with_fallback(learned, configured, siblings)
+        return learned
 
     def _is_due(self) -> bool:
         if not self._added_since:
@@ -205,10 +211,40 @@ class CapacityLearner:
         self._highest = max((p.batch for p in points if p.usable), default=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """What engines of one configuration learned, together: the median, and the widest interval of them."""
+
+    count: int = 0
+    requests: tuple[float, float, float] = (0.0, 0.0, 0.0)  # median, low, high, requests/s
+    tokens: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    grade: Grade | None = None
+
+    @classmethod
+    def of(cls, estimates: Sequence[CapacityEstimate]) -> Siblings:
+        """Return the summary of those that measured a capacity at a known mix."""
+        known = [e for e in estimates if e.method in (Method.CURVE, Method.OBSERVED_SATURATION)]
+        rated = [e for e in known if e.requests_per_s is not None]
+        if not rated:
+            return cls()
+        return cls(
+            len(rated),
+            (
+                median(e.requests_per_s or 0.0 for e in rated),
+                min(e.low_requests_per_s or 0.0 for e in rated),
+                max(e.high_requests_per_s or 0.0 for e in rated),
+            ),
+            (
+                median(e.tokens_per_s or 0.0 for e in rated),
+                min(e.low_tokens_per_s or 0.0 for e in rated),
+                max(e.high_tokens_per_s or 0.0 for e in rated),
+            ),
+            max((e.grade for e in rated if e.grade), default=None),
+        )
+
+
 def with_fallback(
-    learned: CapacityEstimate,
-    configured: ConfiguredCapacity | None,
-    siblings: Sequence[CapacityEstimate],
+    learned: CapacityEstimate, configured: ConfiguredCapacity | None, siblings: Siblings
 ) -> CapacityEstimate:
     """Return `learned` if it carries a capacity, else the configured one, else the siblings' median.
 
@@ -216,43 +252,42 @@ def with_fallback(
     """
     if learned.tokens_per_s is not None:
         return learned
-    events = learned.mix.decode_events if learned.mix else None
     if configured is not None:
-        tokens, requests = configured.output_tokens_per_s, configured.requests_per_s
-        if requests is None and tokens is not None and events:
-            requests = tokens / events
-        if tokens is None and requests is not None and events:
-            tokens = requests * events
-        return replace(
-            _exactly(learned, requests, tokens), method=Method.CONFIGURED, source=configured.source
-        )
-    known = [s for s in siblings if s.method in (Method.CURVE, Method.OBSERVED_SATURATION)]
-    rated = [s for s in known if s.requests_per_s is not None]
-    if not rated:
+        return _as_configured(learned, configured)
+    if not siblings.count:
         return learned
     return replace(
         learned,
         method=Method.SIBLING,
-        grade=max((s.grade for s in rated if s.grade), default=None),
-        requests_per_s=median(s.requests_per_s or 0.0 for s in rated),
-        low_requests_per_s=min(s.low_requests_per_s or 0.0 for s in rated),
-        high_requests_per_s=max(s.high_requests_per_s or 0.0 for s in rated),
-        tokens_per_s=median(s.tokens_per_s or 0.0 for s in rated),
-        low_tokens_per_s=min(s.low_tokens_per_s or 0.0 for s in rated),
-        high_tokens_per_s=max(s.high_tokens_per_s or 0.0 for s in rated),
-        source=f"median of {len(rated)} engines of the same configuration",
+        grade=siblings.grade,
+        requests_per_s=siblings.requests[0],
+        low_requests_per_s=siblings.requests[1],
+        high_requests_per_s=siblings.requests[2],
+        tokens_per_s=siblings.tokens[0],
+        low_tokens_per_s=siblings.tokens[1],
+        high_tokens_per_s=siblings.tokens[2],
+        source=f"median of {siblings.count} engines of the same configuration",
     )
 
 
-def _exactly(learned: CapacityEstimate, requests: float | None, tokens: float | None) -> CapacityEstimate:
-    """Return `learned` with a capacity whose interval is the point itself: nobody measured its error."""
+def _as_configured(learned: CapacityEstimate, configured: ConfiguredCapacity) -> CapacityEstimate:
+    """Return `learned` with the operator's capacity and its declared band: nobody measured it here."""
+    events = learned.mix.decode_events if learned.mix else None
+    tokens, requests = configured.output_tokens_per_s, configured.requests_per_s
+    if requests is None and tokens is not None and events:
+        requests = tokens / events
+    if tokens is None and requests is not None and events:
+        tokens = requests * events
+    low, high = 1 - configured.relative_error, 1 + configured.relative_error
     return replace(
         learned,
+        method=Method.CONFIGURED,
         grade=None,
         requests_per_s=requests,
-        low_requests_per_s=requests,
-        high_requests_per_s=requests,
+        low_requests_per_s=None if requests is None else requests * low,
+        high_requests_per_s=None if requests is None else requests * high,
         tokens_per_s=tokens,
-        low_tokens_per_s=tokens,
-        high_tokens_per_s=tokens,
+        low_tokens_per_s=None if tokens is None else tokens * low,
+        high_tokens_per_s=None if tokens is None else tokens * high,
+        source=configured.source,
     )

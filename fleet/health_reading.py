@@ -21,6 +21,9 @@ class Scope(StrEnum):
     """What a `Health` is about."""
 
     ENGINE = "engine"
+    NODE = "node"
+    MODEL = "model"
+    TIER = "tier"
     POOL = "pool"
     FLEET = "fleet"
 
@@ -42,6 +45,8 @@ class Offered:
     slow_count: int
     slow_s: float
     waiting: int | None = None  # in the gateways' queues now
+    fast_limited: int = 0  # of `fast_count`: refused by their caller's own limits, not for want of capacity
+    slow_limited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class Rho:
     method: str = "unknown"
     binding: str | None = None
     slow: float | None = None
+    slow_low: float | None = None
+    slow_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +90,16 @@ class Health:
     rho: Rho = Rho()
     mu: Interval = Interval()  # requests/s at the present mix
     mu_tokens: Interval = Interval()  # decode tokens/s
-    mu_by_limit: tuple[tuple[str, float], ...] = ()  # requests/s each limit alone would allow
-    rho_by_limit: tuple[tuple[str, float], ...] = ()  # compute, slots, kv, ...; the largest binds
-    arrival_rate: float | None = None  # 60 s
+    mu_by_limit: tuple[tuple[str, Interval], ...] = ()  # requests/s each limit alone would allow
+    rho_by_limit: tuple[tuple[str, Interval], ...] = ()  # compute, slots, kv, ...; the largest binds
+    arrival_rate: float | None = None  # 60 s, everything at the door
     arrival_rate_slow: float | None = None  # 300 s
+    competing_rate: float | None = (
+        None  # 60 s, without what callers' own limits refused: what rho is made of
+    )
+    competing_rate_slow: float | None = None
+    limited_rate: float | None = None  # refused by callers' own limits; None where no gateway counts
+    rho_limited: float | None = None  # what `limited_rate` would add to rho
     throughput: float | None = None
     arrivals: int | None = None  # counted in the fast window
     completions: int | None = None
@@ -94,19 +107,32 @@ class Health:
     flow_z: float | None = None
     saturated: bool | None = None
     headroom: float | None = None  # requests/s up to rho 0.85
-    headroom_tokens: float | None = None
+    headroom_tokens: float | None = None  # output tokens/s
+    headroom_prompt_tokens: float | None = None  # prompt tokens/s, cached ones included
+    headroom_engine_s: float | None = None  # engine-seconds/s: engines that could be without work
+    prompt_tokens: float | None = None  # I, a request
+    output_tokens: float | None = None  # O, decode steps a request
     time_to_saturation_s: float | None = None  # None also when lambda <= mu: it does not saturate
     time_to_drain_s: float | None = None  # None also when lambda >= mu: it does not drain
     rho_backlog: float | None = None
+    rho_backlog_low: float | None = None
+    rho_backlog_high: float | None = None
+    running: int | None = None
     waiting: int | None = None
     batch: float | None = None  # sequences in decode, 60 s average
     free_batch: float | None = None  # b* - b, summed over engines
     batch_used_ratio: float | None = None  # b / b*
+    batch_expected_ratio: float | None = None  # what b / b* is at rho 0.85
     slots_used_ratio: float | None = None
     kv_used_ratio: float | None = None  # of a pool: the largest
     worst: str | None = None  # name of the part with the largest rho
     worst_rho: float | None = None
+    worst_rho_low: float | None = None
+    worst_rho_high: float | None = None
     imbalance: float | None = None  # worst rho / own rho
+    rho_with_higher: Interval = Interval()  # of a tier: with all tiers of higher precedence
+    model: str | None = None  # of an engine: what it serves
+    demand_share: float | None = None  # of a tier: its part of the demanded engine-seconds
     parts: int = 1
     stale: tuple[str, ...] = ()  # engines left out of the sums: no fresh data
     unmeasured: tuple[str, ...] = ()  # fresh engines whose capacity or arrivals are unknown

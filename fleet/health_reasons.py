@@ -5,7 +5,7 @@ Rates are per second, times are seconds. Pure text from numbers. Prevents: a num
 
 from __future__ import annotations
 
-from fleet.health_reading import BACKLOG_HORIZON_S, TARGET_RHO, Health
+from fleet.health_reading import BACKLOG_HORIZON_S, TARGET_RHO, Health, Interval
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -13,16 +13,34 @@ def _listed(names: tuple[str, ...]) -> str:
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
-def explain(e: Health, longest_wait_s: float) -> tuple[str, ...]:
-    """Return sentences, most important first: rho, its capacity, head-room or saturation, flow, gaps."""
-    rate, mu = e.arrival_rate, e.mu.value
+_SHOWN_PARTS = 6
+
+
+def explain(e: Health, longest_wait_s: float, *, parts: tuple[Health, ...] = ()) -> tuple[str, ...]:
+    """Return sentences, most important first: rho, its capacity, head-room or saturation, flow, gaps.
+
+    `parts` are what a sum consists of: its mu is shown as their sum.
+    """
+    rate, mu = e.competing_rate, e.mu.value
     lines = [_rho_line(e)]
+    if e.limited_rate:
+        lines.append(_limited_line(e))
     if mu is not None:
         lines.append(_mu_line(e, mu))
+    if parts and mu is not None:
+        lines.append(_sum_line(parts, mu))
     if len(e.rho_by_limit) > 1:
-        lines.append("rho by limit: " + ", ".join(f"{name} {rho:.2f}" for name, rho in e.rho_by_limit))
+        lines.append("rho by limit: " + ", ".join(f"{name} {_band(rho)}" for name, rho in e.rho_by_limit))
+    if e.rho.slow is not None and mu is not None:
+        slow = _band(Interval(e.rho.slow, e.rho.slow_low, e.rho.slow_high))
+        lines.append(f"rho over five minutes = {e.competing_rate_slow or 0:.4g} / {mu:.4g} = {slow}")
     if rate is not None and mu is not None and mu > 0:
         lines.extend(_room_lines(e, rate, mu, longest_wait_s))
+    if e.worst is not None and e.worst_rho is not None and e.imbalance is not None and len(parts) > 1:
+        lines.append(
+            f"imbalance = worst rho / rho = {e.worst_rho:.2f} / {e.rho.value or 0:.2f} = {e.imbalance:.2f}"
+            f"; the worst is {e.worst}"
+        )
     if e.arrivals is not None and e.completions:
         balance = e.arrivals / e.completions
         lines.append(
@@ -36,8 +54,31 @@ def explain(e: Health, longest_wait_s: float) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _band(i: Interval) -> str:
+    if i.value is None:
+        return "unknown"
+    ends = f" [{i.low:.2f}, {i.high:.2f}]" if i.low is not None and i.high is not None else ""
+    return f"{i.value:.2f}{ends}"
+
+
+def _limited_line(e: Health) -> str:
+    added = "" if e.rho_limited is None else f"; with them rho would be {e.rho_limited:.2f} higher"
+    return (
+        f"{e.arrival_rate or 0:.4g} requests/s came, {e.limited_rate or 0:.4g} of them refused by their "
+        f"callers' own limits, which no capacity changes: not part of rho{added}"
+    )
+
+
+def _sum_line(parts: tuple[Health, ...], mu: float) -> str:
+    shown = " + ".join(f"{p.name} {p.mu.value or 0:.4g}" for p in parts[:_SHOWN_PARTS])
+    more = f" + {len(parts) - _SHOWN_PARTS} more" if len(parts) > _SHOWN_PARTS else ""
+    known = sum(p.mu.value or 0.0 for p in parts)
+    guessed = "" if mu <= 1.001 * known else f", {mu - known:.4g} of it guessed for those unknown"
+    return f"mu = {shown}{more} = {mu:.4g} requests/s{guessed}"
+
+
 def _rho_line(e: Health) -> str:
-    rate, mu, rho = e.arrival_rate, e.mu, e.rho
+    rate, mu, rho = e.competing_rate, e.mu, e.rho
     if rate is None:
         return "rho is unknown: arrivals were not counted over at least half of the last minute"
     if rate == 0:
@@ -71,5 +112,9 @@ def _room_lines(e: Health, rate: float, mu: float, longest_wait_s: float) -> lis
         demand = f"{rate:.4g} + {e.waiting} / {BACKLOG_HORIZON_S:g} s"
         lines.append(f"rho with backlog = ({demand}) / {mu:.4g} = {e.rho_backlog:.2f}")
     if e.batch_used_ratio is not None:
-        lines.append(f"batch in use {e.batch_used_ratio:.0%} of the operating batch: not utilization")
+        expected = e.batch_expected_ratio
+        caption = "" if expected is None else f"; at rho {TARGET_RHO:g} expect {expected:.0%}"
+        lines.append(
+            f"batch in use {e.batch_used_ratio:.0%} of the operating batch: not utilization{caption}"
+        )
     return lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,11 @@ MIN_WINDOWS = 12
 MIN_COMPLETIONS = 20
 MINUTE_COVERED_S = 45.0  # what must be covered of a minute to speak for it
 OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
+OUTPUT_CV_BAND = (0.4, 1.3)  # what it may be where nobody measured the KV that a sequence holds
+BATCH_MAX = 1e6  # sequences no engine has: one hostile page must not spoil a fit
+MANY_RUNNING = 8  # below it one reading of the KV gauge says little about a sequence
+MERGED_S = 30.0  # windows of a prefill-heavy mix are joined: ten seconds hold few prompts
+PREFILL_HEAVY = 10.0  # prompt tokens a decode step of a request from which prefill rules the step
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's default; used, and flagged, where nobody said and no queue was seen
 LARGEST_DEFAULT_SEQS = 1024  # vLLM's default on the largest GPUs: how far unknown slots may reach
 
@@ -61,6 +66,7 @@ class Mix:
     prompt_tokens: float | None  # I, cached included
     prompt_tokens_computed: float | None
     kv_ratio_per_sequence: float | None  # share of the KV cache one running sequence holds
+    prefill_s: float | None = None  # seconds a request holds a slot before it decodes; None: not told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +83,7 @@ def mix_of(points: Sequence[Point]) -> Mix:
     """Return the mean request over `points`; KV per sequence from windows with 8 or more running."""
     counted = [p for p in points if p.completed is not None]
     completions = sum(p.completed or 0 for p in counted)
-    held = [
-        (p.kv_used_ratio, p.running)
-        for p in points
-        if p.kv_used_ratio is not None and p.running is not None and p.running >= 8 and p.kv_used_ratio > 0
-    ]
-    kv = sum(used for used, _ in held) / sum(running for _, running in held) if held else None
+    kv = _kv_ratio_per_sequence(points)
     if completions < MIN_COMPLETIONS:
         return Mix(completions, None, None, None, kv)
     known = all(p.prompt_tokens is not None for p in counted)
@@ -96,7 +97,69 @@ def mix_of(points: Sequence[Point]) -> Mix:
         sum(p.prompt_tokens or 0 for p in counted) / completions if known else None,
         sum(p.prompt_tokens_computed or 0 for p in counted) / completions if computed else None,
         kv,
+        _prefill_s(points, completions),
     )
+
+
+def _kv_ratio_per_sequence(points: Sequence[Point]) -> float | None:
+    """Return KV use over running requests, from readings with 8 or more running, else from all."""
+    held = [
+        (p.kv_used_ratio, p.running)
+        for p in points
+        if p.kv_used_ratio is not None and p.running and p.kv_used_ratio > 0
+    ]
+    many = [(used, running) for used, running in held if running >= MANY_RUNNING]
+    chosen = many or held
+    running = sum(running for _, running in chosen)
+    return sum(used for used, _ in chosen) / running if many or running >= 100 else None
+
+
+def merged(points: Sequence[Point], mix: Mix) -> list[Point]:
+    """Return usable points, joined to half a minute where prompts rule the step time.
+
+    With 8,000 prompt tokens for 50 decoded ones, ten seconds hold too few prompts: batch and step time
+    then scatter together, and the line through them is too flat. Neighbours without a gap are joined.
+    """
+    prompt, events = mix.prompt_tokens_computed, mix.decode_events
+    if not prompt or not events or prompt / events < PREFILL_HEAVY:
+        return list(points)
+    found: list[Point] = []
+    group: list[Point] = []
+    for point in points:
+        starts_at = point.ended_at_s - point.length_s
+        if group and abs(group[-1].ended_at_s - starts_at) > 1.0:
+            group = []
+        group.append(point)
+        if sum(p.length_s for p in group) >= MERGED_S:
+            found.append(_joined(group))
+            group = []
+    return found if len(found) >= MIN_WINDOWS else list(points)
+
+
+def _joined(group: Sequence[Point]) -> Point:
+    seconds, gaps = sum(p.length_s for p in group), sum(p.batch * p.length_s for p in group)
+    events = sum(p.decode_events for p in group)
+    return replace(
+        group[-1], length_s=seconds, batch=gaps / seconds, itl_s=gaps / events, decode_events=events
+    )
+
+
+def _prefill_s(points: Sequence[Point], completions: int) -> float | None:
+    """Return how long a request holds a slot without decoding: Little's law on running minus decoding.
+
+    None where the difference is within three standard errors of nothing: `running` is a gauge read once a
+    window, and the noise of it must not take slots away.
+    """
+    told = [
+        (p.running - p.batch, p.length_s) for p in points if p.running is not None and p.batch <= BATCH_MAX
+    ]
+    if len(told) < MIN_WINDOWS or not completions:
+        return None
+    apart = np.asarray([difference for difference, _ in told], np.float64)
+    mean = float(apart.mean())
+    if mean <= 3 * float(apart.std()) / math.sqrt(len(told)):
+        return None
+    return mean * sum(length for _, length in told) / completions
 
 
 def known_slots(points: Sequence[Point], limits: EngineLimits) -> tuple[float, tuple[str, ...]]:

@@ -19,15 +19,20 @@ from fleet.capacity import (
     ConfiguredCapacity,
     Grade,
     Method,
-    batch_at_latency,
     estimate_capacity,
-    kv_tokens_per_sequence,
 )
-from fleet.capacity_learner import CapacityLearner, gauges_disagree, point_of, with_fallback
+from fleet.capacity_learner import CapacityLearner, Siblings, gauges_disagree, point_of, with_fallback
+from fleet.capacity_limits import (
+    batch_at_latency,
+    decoding_share,
+    kv_tokens_per_sequence,
+    latency_rise_at,
+    occupancy_at,
+)
 from fleet.curve_fit import StepCurve, bin_weights, bootstrap_curves, fit_curve
 from fleet.engine_profile import EngineProfile
 from fleet.readings import EngineWindow, Histogram
-from fleet.saturation import EngineLimits, Plateau, Point, mix_of
+from fleet.saturation import EngineLimits, Mix, Plateau, Point, mix_of
 
 DATA = Path(__file__).parents[2] / "data" / "capacity"
 with (DATA / "capacity_truth.csv").open(newline="") as handle:
@@ -187,6 +192,44 @@ def test_running_requests_are_length_biased():
     assert kv_tokens_per_sequence(500, 300, 0.8) == pytest.approx(746)
 
 
+def test_requests_in_prefill_hold_slots_and_do_not_decode():
+    # tau = 20 ms at any batch, O = 50: X(b) = b / (50 * 20 ms) = b; prefill of 0.25 s: b + 0.25 b = 64
+    mix = Mix(1000, 50.0, 8000.0, 8000.0, None, prefill_s=0.25)
+    assert decoding_share(64, StepCurve(0.02, 0.0), mix) == pytest.approx(64 / 1.25)
+    assert decoding_share(64, StepCurve(0.02, 0.0), replace(mix, prefill_s=None)) == 64
+
+
+def test_time_in_prefill_is_what_runs_without_decoding():
+    # 12 run, 10 decode, 10 requests/s end: Little's law gives 2 / 10 = 0.2 s; a noisy gauge gives nothing
+    told = [
+        Point(10.0 * i, 10, 10.0 + i % 2 / 100, 0.02, 5000, completed=100, running=12) for i in range(40)
+    ]
+    assert mix_of(told).prefill_s == pytest.approx(0.2, rel=0.01)
+    noisy = [replace(p, running=10 + (4 if i % 2 else -4)) for i, p in enumerate(told)]
+    assert mix_of(noisy).prefill_s is None
+
+
+def test_what_occupancy_to_expect_follows_the_load_line():
+    # h = alpha / (m b*) = 0.012 / (0.00012 * 256) = 0.39; b / b* = rho h / (1 + h - rho), tau / alpha = ...
+    curve = StepCurve(0.012, 0.00012)
+    for rho, occupancy, rise in ((0.70, 0.40, 2.0), (0.85, 0.61, 2.6), (0.95, 0.84, 3.2), (1.0, 1.0, 3.56)):
+        assert occupancy_at(curve, 256, rho) == pytest.approx(occupancy, abs=0.01)
+        assert latency_rise_at(curve, 256, rho) == pytest.approx(rise, abs=0.06)
+
+
+def test_every_limit_has_its_capacity_with_an_interval_and_the_binding_one_is_mu():
+    limits = EngineLimits(256, 8192, 600_000, itl_slo_s=0.5)
+    found = estimate_capacity(scrapes()["linear", "0.8"], limits, np.random.default_rng(1))
+    rates = {rate.name: rate for rate in found.rates_by_limit}
+    assert set(rates) == {"compute", "slots", "kv", "batched_tokens", "itl"}
+    assert all(r.low <= r.value <= r.high for r in rates.values())
+    assert found.binding == "slots"
+    assert rates["slots"].value == found.requests_per_s
+    # 1 / (O m) with O 300, m = 0.1 ms + 12 us * 500 / 300: 27.8/s, and never below what slots allow
+    assert rates["compute"].low <= 1 / (300 * 1.2e-4) <= rates["compute"].high
+    assert rates["compute"].value > rates["slots"].value
+
+
 # -- the learner ----------------------------------------------------------------------------------
 
 
@@ -336,19 +379,33 @@ PEAK = CapacityEstimate(Method.PEAK_SEEN, Grade.D, peak_seen_tokens_per_s=500.0)
 TYPED = ConfiguredCapacity("benchmark of 2026-03-01", requests_per_s=9.0)
 
 
+def lent(*estimates: CapacityEstimate) -> Siblings:
+    return Siblings.of(estimates)
+
+
 def test_learned_beats_configured_beats_siblings_and_a_peak_is_never_mu():
-    assert with_fallback(known(20), TYPED, [known(5)]).requests_per_s == 20
-    assert with_fallback(PEAK, TYPED, [known(5)]).method is Method.CONFIGURED
-    assert with_fallback(PEAK, TYPED, []).requests_per_s == 9
-    sibling = with_fallback(PEAK, None, [known(10), known(12), known(20, Grade.C)])
+    assert with_fallback(known(20), TYPED, lent(known(5))).requests_per_s == 20
+    assert with_fallback(PEAK, TYPED, lent(known(5))).method is Method.CONFIGURED
+    assert with_fallback(PEAK, TYPED, lent()).requests_per_s == 9
+    sibling = with_fallback(PEAK, None, lent(known(10), known(12), known(20, Grade.C)))
     assert (sibling.method, sibling.requests_per_s, sibling.grade) == (Method.SIBLING, 12, Grade.C)
-    alone = with_fallback(PEAK, None, [])
+    # the lowest of 0.9 x 10, the highest of 1.2 x 20
+    assert (sibling.low_requests_per_s, sibling.high_requests_per_s) == (9, 24)
+    alone = with_fallback(PEAK, None, lent())
     assert alone.method is Method.PEAK_SEEN
     assert alone.requests_per_s is None
 
 
 def test_siblings_that_know_nothing_do_not_count():
-    assert with_fallback(PEAK, None, [PEAK, with_fallback(PEAK, TYPED, [])]).requests_per_s is None
+    assert with_fallback(PEAK, None, lent(PEAK, with_fallback(PEAK, TYPED, lent()))).requests_per_s is None
+
+
+def test_a_typed_capacity_is_not_sold_as_exact():
+    found = with_fallback(PEAK, TYPED, lent())
+    assert (found.low_requests_per_s, found.high_requests_per_s) == (9 * 0.75, 9 * 1.25)
+    sure = with_fallback(PEAK, replace(TYPED, relative_error=0.1), lent())
+    assert sure.low_requests_per_s == pytest.approx(8.1)
+    assert sure.grade is None
 
 
 def test_a_plateau_that_contradicts_the_curve_wins_and_raises_drift():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fleet.breach import AlarmState, Certainty, Rule, step
 from fleet.capacity import UNKNOWN, CapacityEstimate, Grade, Method
 from fleet.capacity_learner import CapacityLearner
+from fleet.capacity_limits import LimitRate
 from fleet.curve_fit import StepCurve
 from fleet.engine_profile import EngineProfile
 from fleet.health import (
@@ -27,6 +28,7 @@ from fleet.health import (
 )
 from fleet.readings import EngineWindow, Histogram
 from fleet.saturation import EngineLimits, Mix
+from fleet.tier_load import TierDemand, assess_tiers
 
 MU10 = CapacityEstimate(
     Method.CURVE, Grade.A, requests_per_s=10.0, low_requests_per_s=8.0, high_requests_per_s=12.5,
@@ -69,16 +71,21 @@ def test_rho_is_arrivals_over_capacity_with_the_capacity_s_interval():
 def test_each_limit_has_its_rho_and_the_largest_binds():
     # 64 slots: 64 / (300 * 18.4 ms) = 11.6/s; KV for 32: 32 / (300 * 15.2 ms) = 7.0/s;
     # computing alone, with endless slots: 1 / (300 * 0.1 ms) = 33/s
-    capacity = replace(MU10, requests_per_s_by_limit=(("slots", 11.594), ("kv", 7.018)))
+    slots, kv = LimitRate("slots", 11.594, 11.0, 12.0), LimitRate("kv", 7.018, 6.0, 8.0)
+    capacity = replace(MU10, rates_by_limit=(LimitRate("compute", 1 / 0.03), slots, kv))
     health = assess_engine("a", minutes(), capacity, 300)
-    assert dict(health.rho_by_limit) == {
+    assert {name: rho.value for name, rho in health.rho_by_limit} == {
         "compute": pytest.approx(6 / (1 / 0.03)),
         "slots": pytest.approx(6 / 11.594),
         "kv": pytest.approx(6 / 7.018),
     }
-    assert any("kv 0.85" in line for line in health.explanation)
+    by_kv = dict(health.rho_by_limit)["kv"]
+    assert (by_kv.low, by_kv.high) == (pytest.approx(6 / 8), pytest.approx(6 / 6))
+    assert any("kv 0.85 [0.75, 1.00]" in line for line in health.explanation)
     pool = assess_pool("p", [health, replace(health, name="b")], 300)
-    assert dict(pool.rho_by_limit)["kv"] == pytest.approx(6 / 7.018)
+    both = dict(pool.rho_by_limit)["kv"]
+    assert both.value == pytest.approx(12 / (2 * 7.018))
+    assert (both.low, both.high) == (pytest.approx(12 / 16), pytest.approx(12 / 12))
 
 
 def test_nothing_arriving_is_zero_and_nothing_known_is_unknown():
@@ -169,6 +176,66 @@ def test_gateway_arrivals_count_what_was_refused():
     assert pool.rho.value == pytest.approx(2.0)  # 20/s offered to 10/s, though the engine took 10/s
     assert pool.rho.slow == pytest.approx(1.5)
     assert pool.waiting == 30
+
+
+def test_what_a_caller_s_own_limits_refuse_is_shown_and_not_load():
+    # 20/s come, 14/s of them are refused by a tenant's own rate: 6/s compete for 10/s
+    engine = assess_engine("a", minutes(), MU10, 300)
+    offered = Offered(1200, 60, 6000, 300, waiting=0, fast_limited=840, slow_limited=4200)
+    pool = assess_pool("p", [engine], 300, offered=offered)
+    assert pool.arrival_rate == pytest.approx(20.0)
+    assert pool.competing_rate == pytest.approx(6.0)
+    assert pool.rho.value == pytest.approx(0.6)
+    assert pool.rho.slow == pytest.approx(0.6)
+    assert pool.rho_limited == pytest.approx(1.4)
+    assert pool.headroom == pytest.approx(2.5)
+    assert any("14 of them refused by their callers' own limits" in line for line in pool.explanation)
+    assert alarm_value(pool)[0] == pytest.approx(0.6)
+
+
+def test_headroom_is_told_in_requests_tokens_and_engines():
+    health = assess_engine("a", minutes(), MU10, 300)
+    pool = assess_pool("p", [health, replace(health, name="b")], 300)
+    # 0.85 * 20 - 12 = 5 requests/s of 300 steps and 500 prompt tokens; a quarter of each of 2 engines
+    assert pool.headroom == pytest.approx(5)
+    assert pool.headroom_tokens == pytest.approx(1500)
+    assert pool.headroom_prompt_tokens == pytest.approx(2500)
+    assert pool.headroom_engine_s == pytest.approx(0.5)
+    assert (pool.rho.slow_low, pool.rho.slow_high) == (pytest.approx(0.48), pytest.approx(0.75))
+
+
+def test_a_reading_says_what_occupancy_to_expect_at_the_target():
+    # h = 12 ms / (0.1 ms * 64) = 1.875: 0.85 * 1.875 / (2.875 - 0.85) = 0.787
+    health = assess_engine("a", minutes(), MU10, 300)
+    assert health.batch_expected_ratio == pytest.approx(0.787, abs=0.001)
+    assert any("at rho 0.85 expect 79%" in line for line in health.explanation)
+
+
+def test_the_explanation_goes_from_windows_to_mu_step_by_step():
+    text = "\n".join(assess_engine("a", minutes(), MU10, 300).explanation)
+    assert "tau(b) = alpha + m b = 12 ms + 0.1 ms b" in text
+    assert "b* = min(sequence slots 64) = 64 sequences" in text
+    pool = assess_pool("p", [assess_engine(n, minutes(), MU10, 300) for n in "ab"], 300)
+    assert any("mu = a 10 + b 10 = 20 requests/s" in line for line in pool.explanation)
+
+
+def tier(name: str, rate: float, *, tokens: int, limited: float = 0.0) -> TierDemand:
+    return TierDemand(name, rate, limited, completed=100, prompt_tokens=0, output_tokens=100 * tokens)
+
+
+def test_tiers_share_the_fleet_s_rho_by_the_engine_time_they_ask_for():
+    fleet = assess_fleet([assess_engine(n, minutes(), MU10, 300) for n in "ab"], 300)  # rho 0.6
+    found = assess_tiers(fleet, [tier("batch", 2, tokens=600), tier("interactive", 8, tokens=150)], 300)
+    # 8 x 150 and 2 x 600 tokens: one half each, of 0.6
+    assert [h.name for h in found] == ["interactive", "batch"]
+    assert [h.rho.value for h in found] == [pytest.approx(0.3), pytest.approx(0.3)]
+    assert sum(h.rho.high for h in found) == pytest.approx(fleet.rho.high)
+    assert [h.rho_with_higher.value for h in found] == [pytest.approx(0.3), pytest.approx(0.6)]
+    # of short answers alone the engines would finish 8 / 0.3 = 26.7 a second
+    assert found[0].mu.value == pytest.approx(8 / 0.3)
+    limited = assess_tiers(fleet, [tier("batch", 50, tokens=300, limited=50)], 300)
+    assert limited[0].rho.value == 0
+    assert assess_tiers(assess_fleet([], 300), [tier("batch", 1, tokens=1)], 300)[0].rho.value is None
 
 
 def test_a_pool_adds_load_and_capacity_and_names_its_worst():
