@@ -126,6 +126,11 @@ class App:
         yield Family(prefix + "queued_requests", "Requests waiting at the gate.", flow, held.queued)
         yield Family(prefix + "in_flight_requests", "Requests at engines.", flow, held.running)
         yield Family(prefix + "in_flight_tokens", "Tokens booked at engines.", flow, held.tokens)
+        waits = {
+            (tier.value,): queue.oldest_wait_s
+            for tier, queue in state.gate.snapshot(state.clock.monotonic_s()).queues.items()
+        }
+        yield Family(prefix + "oldest_wait_seconds", "Longest wait of who waits now.", ("tier",), waits)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
         generation = state.assignment.generation if state.assignment else 0
         single: tuple[tuple[str, str, float, str], ...] = (

@@ -14,8 +14,11 @@ from itertools import accumulate, islice
 
 from fleet.outcomes import Outcome
 
-#: 26 finite edges, 1 ms to 120 s, log-spaced: each is 1.6 times the one before.
-EDGES_S: tuple[float, ...] = tuple(float(f"{0.001 * (120_000 ** (step / 25)):.3g}") for step in range(26))
+#: 26 finite edges, 1 ms to 120 s, log-spaced, each 1.6 times the one before; and 0.5 s, the default
+#: objective of the policy, so that its attainment is counted and not bracketed.
+EDGES_S: tuple[float, ...] = tuple(
+    sorted({0.5, *(float(f"{0.001 * (120_000 ** (step / 25)):.3g}") for step in range(26))})
+)
 
 _LE = (*(f'{edge!r}"}} ' for edge in EDGES_S), '+Inf"} ')  # ends of bucket labels
 _LINES_A_PART = 500
@@ -58,6 +61,7 @@ class GatewayMetrics:
     def __init__(self, process_start_time_s: float) -> None:
         self._process_start_time_s = process_start_time_s
         self.offered: defaultdict[Flow, int] = defaultdict(int)
+        self.repeated: defaultdict[Flow, int] = defaultdict(int)
         self.dispatched: defaultdict[Flow, int] = defaultdict(int)
         self.outcomes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -99,6 +103,8 @@ class GatewayMetrics:
         return [
             Family(prefix + "offered_total", "Requests offered to the gate, refused ones included.",
                    flow, self.offered, "counter"),
+            Family(prefix + "repeated_total", "Of them, tries of one that was refused or failed before.",
+                   flow, self.repeated, "counter"),
             Family(prefix + "dispatched_total", "Requests sent to an engine.",
                    flow, self.dispatched, "counter"),
             Family(prefix + "requests_total", "Requests by how they left the gateway.",

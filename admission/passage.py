@@ -58,6 +58,7 @@ class Passage:
         self.events = 0  # streamed events that reached us: the estimate when the engine does not say
         self.ttft_s: float | None = None
         self.is_finished = False
+        self.outcome: Outcome | None = None
         ledger.metrics.offered[self.flow] += 1
 
     def waiting(self) -> None:
@@ -117,7 +118,7 @@ class Passage:
         """
         if self.is_finished:
             return
-        self.is_finished = True
+        self.is_finished, self.outcome = True, outcome
         ledger = self._ledger
         ledger.metrics.count_outcome(self.flow, outcome)
         self._leave_queue()

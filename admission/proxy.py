@@ -29,6 +29,7 @@ from admission.calls import Call, parse_call
 from admission.engine_link import EngineLink
 from admission.identity import Caller, caller_of
 from admission.passage import Passage
+from admission.repeats import LOST
 from admission.sse import StreamReader, usage_in
 from admission.state import GatewayState
 from admission.upstream import Exchange, NodeFailed
@@ -175,6 +176,8 @@ class Proxy:
             await send_answer(send, invalid_answer(exc), close=True)
             return
         passage = Passage(state.ledger, caller, call, f"req-{secrets.token_hex(12)}")
+        if state.repeats.is_repeat(caller.tenant, scope["headers"], raw, state.clock.monotonic_s()):
+            state.metrics.repeated[passage.flow] += 1
         try:
             async with ClientWatch(receive) as watch:
                 await self._serve(passage, watch, send)
@@ -186,6 +189,8 @@ class Proxy:
             raise
         finally:
             passage.finish(Outcome.UPSTREAM_ERROR)  # a fault of ours; nothing may stay booked
+            if passage.outcome in LOST:
+                state.repeats.lost(caller.tenant, scope["headers"], raw, state.clock.monotonic_s())
 
     async def _say_stopped(self, passage: Passage, send: Send) -> None:
         reason = "The gateway is shutting down."

@@ -13,6 +13,7 @@ from admission.estimate import PromptEstimator
 from admission.identity import KeyRing
 from admission.metrics import GatewayMetrics
 from admission.passage import Ledger
+from admission.repeats import RepeatWatch
 from admission.running_journal import RunningJournal
 from admission.settings import Settings
 from admission.usage_spool import UsageSpool
@@ -37,6 +38,7 @@ class GatewayState:
     boot_id: str
     started_at_s: float
     estimator: PromptEstimator = field(default_factory=PromptEstimator)
+    repeats: RepeatWatch = field(default_factory=RepeatWatch)
     assignment: Assignment | None = None
     digest: str | None = None
     is_from_disk: bool = False

@@ -24,6 +24,7 @@ Flow = tuple[str, str]  # tenant, tier
 _COUNTERS = {
     "offered": PREFIX + "offered_total",
     "dispatched": PREFIX + "dispatched_total",
+    "repeated": PREFIX + "repeated_total",
 }
 _GAUGES = {
     "queued_requests": PREFIX + "queued_requests",
@@ -33,6 +34,9 @@ _GAUGES = {
 _HISTOGRAMS = {"queue_wait_s": PREFIX + "queue_wait_seconds", "ttft_s": PREFIX + "ttft_seconds"}
 _OUTCOMES = PREFIX + "requests_total"
 _TOKENS = PREFIX + "tokens_total"
+_OLDEST_WAIT = PREFIX + "oldest_wait_seconds"
+#: Longer waits are no waits: no tier allows an hour.
+MAX_WAIT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class GatewayPage:
     flows: dict[Flow, FlowReading]
     process_start_time_s: float | None
     dropped: tuple[str, ...] = ()  # what was left out and why
+    oldest_wait_s: dict[str, float] = field(default_factory=dict[str, float])  # by tier; of who waits now
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class FlowWindow:
     covered_s: float | None  # None at the first sight of the gateway: gauges only
     offered: int | None = None
     dispatched: int | None = None
+    repeated: int | None = None  # of the offered, tries of one that was refused or failed before
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -99,7 +105,15 @@ def read_gateway_page(body: bytes) -> GatewayPage | None:
         for flow, histogram in _histograms(families, family):
             flows.setdefault(flow, FlowReading()).histograms[name] = histogram
     started = families.samples.get("process_start_time_seconds")
-    return GatewayPage(flows, started[0][1] if started else None, families.remarks())
+    oldest = {
+        labels["tier"]: value
+        for labels, value in families.samples.get(_OLDEST_WAIT, ())
+        if "tier" in labels and 0 <= value < MAX_WAIT_S
+    }
+    if _COUNTERS["repeated"] in families.declared:  # a flow without repetitions has no series of them
+        for reading in flows.values():
+            reading.counters.setdefault("repeated", 0)
+    return GatewayPage(flows, started[0][1] if started else None, families.remarks(), oldest)
 
 
 def _samples(families: Families, name: str) -> Iterator[tuple[Flow, Mapping[str, str], int]]:
@@ -176,6 +190,7 @@ def _flow_window(flow: Flow, before: FlowReading, after: FlowReading, seconds: f
         offered=grown("offered"),
         # a flow whose requests were all refused has no dispatched series yet
         dispatched=grown("dispatched") if "dispatched" in after.counters else 0 if has_requests else None,
+        repeated=grown("repeated"),
         outcomes={
             outcome: count
             for outcome, value in after.outcomes.items()

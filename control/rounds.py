@@ -6,7 +6,7 @@ stamp. Prevents: a failure that reads as a sample of zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from control.gateway_scrape import FlowWindow
@@ -90,6 +90,7 @@ class GatewayResult:
     reason: Reason | None = None
     detail: str = ""
     findings: tuple[Finding, ...] = ()
+    oldest_wait_s: dict[str, float] = field(default_factory=dict[str, float])  # by tier, of who waits now
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ _SAMPLE_TYPES: dict[str, str] = {
     "kv_capacity_tokens": "int8",
     "inference_sum_s": "float8",
     "inference_count": "int8",
+    "prefill_sum_s": "float8",
+    "prefill_count": "int8",
+    "decode_sum_s": "float8",
+    "decode_count": "int8",
     "flags": "text[]",
 }
 _HISTOGRAM_TYPES = {"edges": "int2", "counts": "int8[]", "sum_s": "float8"}
@@ -76,6 +80,8 @@ _LENGTH_HISTOGRAMS = {
     "iteration_tokens": "step",
 }
 _LENGTH_TYPES = {"edges": "int2", "counts": "int8[]", "sum_tokens": "float8"}
+#: Histograms of which sum and count are kept: mean times by stage.
+_STAGES = ("inference", "prefill", "decode")
 _GATEWAY_HISTOGRAMS = {"queue_wait_s": "queue_wait", "ttft_s": "ttft"}
 _GATEWAY_TYPES: dict[str, str] = {
     "at": "timestamptz",
@@ -84,6 +90,7 @@ _GATEWAY_TYPES: dict[str, str] = {
     "tier": "text",
     "covered_s": "float8",
     "offered": "int8",
+    "repeated": "int8",
     "dispatched": "int8",
     "outcomes": "jsonb",
     "prompt_tokens": "int8",
@@ -267,7 +274,6 @@ def _big(value: int | None) -> int | None:
 
 def _sample_row(at: datetime, result: NodeResult, sample: EngineSample, ids: EdgeIds) -> dict[str, Any]:
     w = sample.window
-    inference = w.histograms.get("inference_s")
     row: dict[str, Any] = {
         "at": at,
         "node": result.node,
@@ -291,12 +297,18 @@ def _sample_row(at: datetime, result: NodeResult, sample: EngineSample, ids: Edg
         "waiting_capacity": _small(w.waiting_capacity),
         "kv_used_ratio": w.kv_used_ratio,
         "kv_capacity_tokens": _big(w.kv_capacity_tokens),
-        "inference_sum_s": None if inference is None else inference.sum,
-        "inference_count": None if inference is None else _big(inference.count),
         "flags": [plain_text(flag) for flag in w.flags[:MAX_FLAGS]],
     }
+    for prefix in _STAGES:
+        row |= _stage(w.histograms, prefix)
     lengths = _histogram_columns(w.histograms, _LENGTH_HISTOGRAMS, ids, sum_column="sum_tokens")
     return row | _histogram_columns(w.histograms, _SAMPLE_HISTOGRAMS, ids) | lengths
+
+
+def _stage(histograms: dict[str, Histogram], prefix: str) -> dict[str, Any]:
+    """Return the columns of a stage of which only mean times are kept."""
+    found = histograms.get(f"{prefix}_s")
+    return {} if found is None else {f"{prefix}_sum_s": found.sum, f"{prefix}_count": _big(found.count)}
 
 
 def _histogram_columns(
@@ -333,6 +345,7 @@ def _flow_row(at: datetime, result: GatewayResult, flow: FlowWindow, ids: EdgeId
         "tier": plain_text(flow.tier),
         "covered_s": flow.covered_s,
         "offered": _big(flow.offered),
+        "repeated": _big(flow.repeated),
         "dispatched": _big(flow.dispatched),
         "outcomes": Jsonb({plain_text(name): count for name, count in flow.outcomes.items()}),
         "prompt_tokens": _big(flow.prompt_tokens),

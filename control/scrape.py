@@ -254,7 +254,7 @@ class Scraper:
         self._metrics.gateway_scrapes.labels(result="ok").inc()
         found = bounded([*remark_findings(page.dropped), *self._manners(fetched, now_s)])
         flows = tuple(gateway_window(before, page, seconds))
-        return GatewayResult(target.name, flows, findings=found)
+        return GatewayResult(target.name, flows, findings=found, oldest_wait_s=page.oldest_wait_s)
 
 
 async def _read(fetched: FetchedPage, url: str) -> PageReading:
