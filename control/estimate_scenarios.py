@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from control.rate_profile_files import BUNDLED, RECORDED, bundled_profile, file_profile
 from fleet.errors import InvalidInput
-from fleet.fluid import FluidResult, NodeClass, simulate
+from fleet.fluid import simulate
+from fleet.month_result import MonthResult, NodeClass
 from fleet.rate_profiles import RateProfile
 from fleet.strategies import Strategy, read_strategy
 
@@ -36,7 +37,7 @@ class Scenario:
     node: NodeClass
     slo_wait_s: float
 
-    def run(self) -> FluidResult:
+    def run(self) -> MonthResult:
         """Simulate 720 hours."""
         return simulate(self.profile.month(), self.strategy, self.node, slo_wait_s=self.slo_wait_s)
 
