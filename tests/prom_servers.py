@@ -1,4 +1,4 @@
-"""Real Prometheus and VictoriaMetrics servers of one test, each on a free port with a folder of its own.
+"""Real Prometheus, VictoriaMetrics and Alertmanager servers, each with a free port and a folder of its own.
 
 Owns their processes: they end with the block, whatever happens in it. Prevents: a fixed port two workers
 fight for, and a test against a fake that agrees with us. Times are seconds.
@@ -78,12 +78,52 @@ def victoria_metrics(folder: Path, config: str | None, *arguments: str) -> Gener
 
 
 @contextmanager
-def _running(name: str, folder: Path, flags: Sequence[str], *, ready: str) -> Generator[PromServer]:
+def alertmanager(folder: Path) -> Generator[PromServer]:
+    """Run Debian's Alertmanager alone, with one receiver that does nothing."""
+    (folder / "alertmanager.yml").write_text('{"route": {"receiver": "x"}, "receivers": [{"name": "x"}]}')
+    flags = [
+        f"--config.file={folder / 'alertmanager.yml'}",
+        f"--storage.path={folder / 'alertmanager-data'}",
+        "--web.listen-address=127.0.0.1:0",
+        "--cluster.listen-address=",
+    ]
+    program = _own_alertmanager(folder)
+    with _running("prometheus-alertmanager", folder, flags, ready="/-/ready", program=program) as server:
+        yield server
+
+
+#: Where Debian's build reads its templates from, whatever its configuration says.
+_TEMPLATES = b"/usr/share/prometheus/alertmanager"
+
+
+def _own_alertmanager(folder: Path) -> Path:
+    """Return the program; one that is not installed gets its templates' folder beside it instead."""
+    found = peers.program("prometheus-alertmanager")
+    if Path(_TEMPLATES.decode()).is_dir():
+        return found
+    beside = "./" + "t" * (len(_TEMPLATES) - 2)
+    (folder / beside).mkdir()
+    for template in (found.parents[1] / "share/prometheus/alertmanager").glob("*.tmpl"):
+        (folder / beside / template.name).write_bytes(template.read_bytes())
+    own = folder / found.name
+    own.write_bytes(found.read_bytes().replace(_TEMPLATES, beside.encode()))
+    own.chmod(0o700)
+    return own
+
+
+@contextmanager
+def _running(
+    name: str, folder: Path, flags: Sequence[str], *, ready: str, program: Path | None = None
+) -> Generator[PromServer]:
     log = folder / f"{name}.log"
     environment = {**peers.environment(), "GOMAXPROCS": "2"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(peers.program(name)), *flags], cwd=folder, env=environment, stdout=output, stderr=output
+            [str(program or peers.program(name)), *flags],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
         )
     try:
         url = _wait(process, log, ready)
