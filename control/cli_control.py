@@ -27,6 +27,7 @@ from control.bake_verdict import verdict
 from control.database import make_engine, require_head
 from control.database_url import resolve_dsn
 from control.deps import Deps, Leadership
+from control.discovery import TICK_S, Discovery
 from control.fetch import open_session
 from control.gateways import new_session
 from control.jobs import Controller, Loop, Step
@@ -124,6 +125,7 @@ def _controller(
     observer = Observer(deps, scraper, metrics, keep=keep)
     extra = (
         Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
+        Step("discovery", TICK_S, 60.0, Discovery(deps, pages).tick),
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
     )

@@ -24,8 +24,8 @@ from control.tables import AlertRow, NodeRow, PoolRow
 from fleet.errors import Conflict, InvalidInput, NotFound
 from fleet.messages import PRICE_CLASSES
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
-_PATH = re.compile(r"/[A-Za-z0-9_./-]{0,200}")
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+METRICS_PATH = re.compile(r"/[A-Za-z0-9_./-]{0,200}")
 _NUMBER_HOST = re.compile(r"[0-9.]+|0[xX].*")
 MAX_URL_CHARACTERS = 300
 MAX_MODELS = 100
@@ -139,7 +139,7 @@ def add_node(
             hint=f"Write one of {', '.join(PRICE_CLASSES)}",
             field="price_class",
         )
-    if not _PATH.fullmatch(metrics_path):
+    if not METRICS_PATH.fullmatch(metrics_path):
         raise InvalidInput(
             "the metrics path must begin with / and have only letters, digits and _ . / -",
             hint="vLLM serves /metrics",
@@ -239,7 +239,7 @@ def _no_pool(name: str) -> NotFound:
 
 
 def _check_name(name: str, kind: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise InvalidInput(
             f"{name[:80]!r} is not a {kind} name",
             hint="Use 1 to 63 of a-z, 0-9, '-', '_', '.', starting with a letter or digit",

@@ -40,6 +40,7 @@ class Found:
 
     address: str  # host:port, or host
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    name: str | None = None  # of its node, where the source says it outright
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def read_labels(labels: object) -> dict[str, str]:
 
 
 def read_lines(body: bytes) -> Answer:
-    """Read a plain list: one `address [name]` a line; `#` begins a comment. The name is label `name`."""
+    """Read a plain list: one `address [node name]` a line; `#` begins a comment."""
     if len(body) > BYTES_MAX:
         raise InvalidInput(f"the file has {len(body)} bytes; at most {BYTES_MAX} are read")
     found: list[Found] = []
@@ -155,7 +156,7 @@ def read_lines(body: bytes) -> Answer:
         if len(words) > 2:
             remarks.add(f"line {number} has {len(words)} words; write ADDRESS or ADDRESS NAME")
         elif words:
-            found.append(Found(words[0], read_labels({"name": words[1]} if len(words) == 2 else None)))
+            found.append(Found(words[0], name=words[1] if len(words) == 2 else None))
         if len(found) > TARGETS_MAX:
             raise InvalidInput(f"more than {TARGETS_MAX} targets", hint="Split the source")
     return Answer(tuple(found), remarks.all())
@@ -243,7 +244,9 @@ def _page(naming: Naming, found: Found) -> tuple[str, tuple[str, int], str]:
         raise InvalidInput("its scheme or path cannot be used")
     host, port = split_address(found.address, naming.default_port)
     origin = checked_node_url(f"{scheme}://{host}:{port}" if port else f"{scheme}://{host}")
-    name = node_name(naming.rule, host.strip("[]"), port, labels)
+    name = node_name("{address}", found.name, "", labels) if found.name else None
+    if name is None:
+        name = node_name(naming.rule, host.strip("[]"), port, labels)
     return origin + path, (host, int(port or 0)), name
 
 
