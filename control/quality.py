@@ -116,8 +116,12 @@ class QualityBook:
         for result in round_.gateways:
             if result.gateway in gateways:
                 ended += self._judge(GATEWAY, result.gateway, result, round_)
-        own = [*self._own(round_, dropped), *self._bypass(round_, facts)]
-        ended += self._update(CONTROLLER, "", own, round_, lambda _: True)
+        bypass = self._bypass(round_, facts)
+        own = [*self._own(round_, dropped), *(bypass or ())]
+        is_counted = bypass is not None
+        ended += self._update(
+            CONTROLLER, "", own, round_, lambda kind: is_counted or kind is not Kind.GATEWAY_BYPASSED
+        )
         self._last_at = round_.at
         return RoundQuality(round_.at, tuple(self._standing.values()), tuple(ended))
 
@@ -178,23 +182,26 @@ class QualityBook:
             yield Finding(Kind.ROUNDS_DROPPED, detail=f"{dropped - self._dropped:.0f} rounds were lost")
         self._dropped = dropped
 
-    def _bypass(self, round_: Round, facts: FleetFacts) -> Iterable[Finding]:
-        """Hold what the gateways sent against what the engines received, over the last rounds."""
+    def _bypass(self, round_: Round, facts: FleetFacts) -> list[Finding] | None:
+        """Hold what the gateways sent against what the engines received; None where nobody can tell."""
+        if not facts.gateways:
+            return []
         flows = [result.flows for result in round_.gateways]
-        is_whole = bool(facts.gateways) and len(flows) == len(facts.gateways)
+        is_whole = len(flows) == len(facts.gateways)
         arrivals = [s.window.arrivals for node in round_.nodes for s in node.samples]
         if not is_whole or any(each is None for each in flows):
             self._counted.append(None)
-            return
+            return None
         sent = sum(f.offered or 0 for each in flows for f in each or ())
         self._counted.append((sent, sum(n for n in arrivals if n is not None)))
         counted = [each for each in self._counted if each is not None]
         if len(counted) < BYPASS_ROUNDS:
-            return
+            return None
         sent, reached = (sum(column) for column in zip(*counted, strict=True))
         if reached >= BYPASS_MIN and sent < BYPASS_SHARE * reached - 3.0 * reached**0.5:
             said = f"engines received {reached} requests while the gateways counted {sent}"
-            yield Finding(Kind.GATEWAY_BYPASSED, detail=said)
+            return [Finding(Kind.GATEWAY_BYPASSED, detail=said)]
+        return []
 
 
 def no_page_said(result: NodeResult | GatewayResult) -> str:
