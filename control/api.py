@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from control import commands_policy, queries_policy
+from control import commands_policy, queries_policy, queries_rho
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.exports import spend_csv
@@ -87,6 +87,7 @@ def build_app(deps: ApiDeps) -> Starlette:
         Route("/readyz", _guarded(_readyz, deps)),
         Route("/openapi.json", _openapi),
         route("/api/v1/status", _status, Scope.STATUS_READ),
+        route("/api/v1/rho", _rho, Scope.STATUS_READ),
         route("/api/v1/quality", _quality, Scope.STATUS_READ),
         route("/api/v1/policy", _policy, Scope.POLICY_READ),
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
@@ -196,6 +197,15 @@ async def _body(request: Request) -> bytes:
 
 def _status(session: Session, deps: ApiDeps, _asked: Asked) -> Response:
     return _json(status_report(session, deps.clock.now()).as_dict())
+
+
+def _rho(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    """Verdicts of the scopes asked for (fleet, pools, models and tiers unless said), with the reasons."""
+    query = asked.request.query_params
+    asked_for: list[queries_rho.Named] = [queries_rho.scope_named(n) for n in query.getlist("scope")]
+    scopes = asked_for or list(queries_rho.WIDE)
+    found = queries_rho.verdicts(session, deps.clock.now(), scopes, name=query.get("name"))
+    return _json({"verdicts": [queries_rho.as_dict(view) for view in found]})
 
 
 def _quality(session: Session, deps: ApiDeps, asked: Asked) -> Response:

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("control.cli_status:status", "Say whether the fleet is healthy; exit code 0, 1 or 2."),
     "why": ("control.cli_why:why", "Say why a rho reads as it does, each formula with its values."),
     "quality": ("control.cli_quality:quality", "List what is wrong with the data, since when."),
+    "diagnose": ("control.cli_diagnose:diagnose", "Capacity or scheduling? Name causes and knobs."),
     "control": ("control.cli_control:control", "Run the controller: scrape, assess, reconcile, ledger."),
     "api": ("control.cli_api:api", "Serve queries, commands and exports over HTTP."),
     "db": ("control.cli_db:db", "Start, migrate, back up and restore the database."),

@@ -63,6 +63,27 @@ def document() -> dict[str, Any]:
                     _json("Status", {"type": "object"}),
                 )
             },
+            "/api/v1/rho": {
+                "get": _operation(
+                    "Every rho with its interval and the formula with its values",
+                    Scope.STATUS_READ,
+                    _json("Verdicts", _OBJECT),
+                    parameters=[
+                        {
+                            "name": "scope",
+                            "in": "query",
+                            "schema": {"enum": ["fleet", "pool", "model", "tier", "node", "engine"]},
+                            "description": "May be given several times; without: all but node and engine",
+                        },
+                        {
+                            "name": "name",
+                            "in": "query",
+                            "schema": {"type": "string"},
+                            "description": "Only of this subject",
+                        },
+                    ],
+                )
+            },
             "/api/v1/quality": {
                 "get": _operation(
                     "What is wrong with the data, since when, and which numbers suffer",

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from control.freshness import DEFAULT_PERIOD_S, age_s, stale_after_s
 from control.tables import AlertRow, HealthRow, RoundRow, ScrapeFailureRow
 
-Scope = Literal["fleet", "pool", "node"]
+Scope = Literal["fleet", "pool", "node", "engine", "model", "tier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +131,19 @@ def scrape_period_s(session: Session) -> float:
 
 def fleet_health(session: Session, now: datetime) -> HealthView | None:
     """Return the newest verdict about the whole fleet; None before the first one."""
-    views = _latest(session, "fleet", now)
+    views = latest_verdicts(session, "fleet", now)
     return views[0] if views else None
 
 
 def node_health(session: Session, now: datetime) -> list[HealthView]:
     """Return every node's verdict in the newest round of the last hour, by name."""
-    return _latest(session, "node", now)
+    return latest_verdicts(session, "node", now)
 
 
-def _latest(session: Session, scope: Scope, now: datetime) -> list[HealthView]:
-    """Return the verdicts of one scope in the newest round that has any. A round judges every node."""
+def latest_verdicts(session: Session, scope: Scope, now: datetime) -> list[HealthView]:
+    """Return the verdicts of one scope in the newest round that has any, by name: of the last hour, but the
+    fleet's however old. A round judges everything there is.
+    """
     limit_s = stale_after_s(scrape_period_s(session))
     h = HealthRow
     rounds = select(h.at).where(h.scope == scope).order_by(h.at.desc()).limit(1)

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from control import queries_rho
 from control.freshness import Freshness, stale_after_s
 from control.queries_fleet import AlertView, HealthView, fleet_health, open_alerts, recent_rounds
 from control.queries_nodes import NodeRowView, node_table
@@ -35,6 +36,7 @@ class StatusReport:
     revision: int | None
     health: HealthView | None
     alerts: tuple[AlertView, ...]
+    verdicts: tuple[HealthView, ...]  # of the fleet, pools, models and tiers
     problems: tuple[str, ...]  # why it is not healthy; empty when it is
 
     @property
@@ -65,6 +67,7 @@ class StatusReport:
                 "high": health and health.rho_high,
                 "grade": health and health.grade,
             },
+            "verdicts": [queries_rho.as_dict(view) for view in self.verdicts],
             "alerts": [
                 {
                     "id": a.id,
@@ -95,6 +98,7 @@ def status_report(session: Session, now: datetime) -> StatusReport:
         gateways=gateways,
         revision=None if revision is None else revision.number,
         health=fleet_health(session, now),
+        verdicts=tuple(queries_rho.verdicts(session, now)),
         alerts=alerts,
         problems=tuple(
             [*_round_problems(session, now), *_node_problems(nodes), *_gateway_problems(gateways)]

@@ -84,13 +84,20 @@ def test_a_script_can_tell_healthy_from_not_and_from_unreachable(database: Fresh
         make_partitions(session, now)
         register(session, "a", "b", now=now)
         # a stamp ahead of the clock by some seconds keeps the sample fresh while the process starts
-        observed(session, now + timedelta(seconds=25), "a", "b")
+        explained = {"explanation": ["rho = lambda / mu = 6.1 / 10 = 0.61"]}
+        observed(session, now + timedelta(seconds=25), "a", "b", detail=explained)
     well = rhodeck(database.dsn, "status", "--json")
     said = json.loads(well.stdout)
     assert (well.returncode, said["healthy"], said["problems"]) == (0, True, [])
     assert said["nodes"] == {"fresh": 2, "stale": 0, "silent": 0}
     assert said["rho"] == {"value": 0.61, "low": 0.56, "high": 0.76, "grade": "B"}
     assert (said["gateways"], said["alerts"], said["revision"]) == ([], [], None)
+    assert [(v["scope"], v["rho"]["value"]) for v in said["verdicts"]] == [("fleet", 0.61)]
+    reasons = rhodeck(database.dsn, "why", "fleet")
+    assert reasons.stdout.splitlines() == ["fleet", "  rho = lambda / mu = 6.1 / 10 = 0.61"]
+    unknown = rhodeck(database.dsn, "why", "node", "zz")
+    assert unknown.returncode == 1
+    assert "There are: a, b" in unknown.stderr
     text = rhodeck(database.dsn, "status")
     assert text.returncode == 0
     assert "0.61 [0.56, 0.76], grade B" in text.stdout
