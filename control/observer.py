@@ -22,6 +22,8 @@ from control.capacity_book import CapacityBook, EngineKey
 from control.database import session_scope
 from control.deps import Deps
 from control.fleet_facts import FleetFacts, load_fleet
+from control.flow_book import FlowBook
+from control.flow_store import policy_in_force, stored_minutes
 from control.freshness import Freshness
 from control.lease import LeaseLost, require
 from control.own_metrics import ControlMetrics
@@ -33,6 +35,7 @@ from control.rollup import Roller
 from control.round_writer import Recorded, RoundWriter
 from control.scrape import Round, Scraper
 from fleet.capacity import CapacityEstimate
+from fleet.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,8 @@ class Observer:
         self.writer = RoundWriter(deps.engine, metrics, role=deps.leadership.role)
         self._assessor = Assessor(CapacityBook(self._rng))
         self._quality = QualityBook()
+        self._flow = FlowBook()
+        self._policy: tuple[int, Policy] | None = None
         self._facts: FleetFacts | None = None
         self._estimates: dict[EngineKey, CapacityEstimate] = {}
         self._refilled = False
@@ -86,6 +91,7 @@ class Observer:
             self._led = self._refilled = False
             self.writer.discard("another_leads")
             self._assessor, self._quality = Assessor(CapacityBook(self._rng)), QualityBook()
+            self._flow, self._policy = FlowBook(), None
             self._estimates, self._facts = {}, None
 
     async def load_facts(self) -> str:
@@ -105,11 +111,15 @@ class Observer:
             facts = load_fleet(session)
             taken = assessor.refill(session, facts, self._deps.clock.now()) if is_first else 0
             standing = open_standing(session) if is_first else []
+            minutes = stored_minutes(session, self._deps.clock.now()) if is_first else []
+            self._policy = policy_in_force(session, self._policy)
+        self._flow.learn(None if self._policy is None else self._policy[1])
         if is_first:  # no transaction is open while the curves are fitted
             estimates = assessor.book.refresh(facts, self._deps.clock.now().timestamp())
             if assessor is self._assessor:  # nobody else led meanwhile
                 self._estimates = estimates
                 self._quality.refill(standing, self._deps.clock.now())
+                self._flow.refill(minutes, self._scraper.period_s)
                 self._refilled, self._began_s = True, self._deps.clock.monotonic_s()
             log.info("windows refilled from the database", extra={"windows": taken})
         return facts
@@ -122,9 +132,12 @@ class Observer:
         self._scraper.sources.follow(facts.sources)
         round_ = await self._scraper.run(facts.targets, facts.gateways, at, lag_s=lag_s)
         assessment = await asyncio.to_thread(self._assessor.assess, round_, facts)
+        flow = await asyncio.to_thread(self._flow.take, round_, assessment)
         estimates, self._estimates = self._estimates, {}
         quality = self._quality.take(round_, facts, dropped=self.writer.dropped)
-        self.writer.offer(Recorded(round_, assessment, observe_alerts(assessment), estimates, quality))
+        self.writer.offer(
+            Recorded(round_, assessment, observe_alerts(assessment), estimates, quality, flow)
+        )
         self._count(assessment)
         return _summary(round_, assessment)
 

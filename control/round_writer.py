@@ -24,6 +24,8 @@ from control.alerts import Change, Observation
 from control.assess import Assessment, Verdict
 from control.capacity_book import EngineKey, write_estimates
 from control.database import session_scope
+from control.flow_book import FlowRound
+from control.flow_store import write_flow
 from control.own_metrics import ControlMetrics
 from control.page_store import PageStore
 from control.quality import RoundQuality
@@ -76,6 +78,7 @@ class Recorded:
     observations: Sequence[Observation]
     estimates: dict[EngineKey, CapacityEstimate] = field(default_factory=dict[EngineKey, CapacityEstimate])
     quality: RoundQuality | None = None
+    flow: FlowRound | None = None
 
     @property
     def rows(self) -> int:
@@ -191,6 +194,8 @@ class RoundWriter:
         self._pages.write(session, recorded.round)
         if recorded.quality is not None:
             quality_store.apply(session, recorded.quality)
+        if recorded.flow is not None:
+            write_flow(session, recorded.flow)
         changes = alerts.apply(session, assessment.at, assessment.period_s, recorded.observations)
         self._metrics.alerts_open.set(alerts.count_unresolved(session))
         self._metrics.rounds_stored.inc()
