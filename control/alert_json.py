@@ -9,7 +9,7 @@ from typing import Any
 
 from control.alert_rule_store import RuleView
 from control.alerts import runbook_of
-from control.queries_alerts import AlertBook, AlertEntry
+from control.queries_alerts import AlertBook, AlertEntry, WebhookView
 
 
 def rule_json(view: RuleView) -> dict[str, Any]:
@@ -76,4 +76,19 @@ def book_json(book: AlertBook, *, with_resolved: bool) -> dict[str, Any]:
             }
             for s in book.silences
         ],
+    }
+
+
+def webhook_json(view: WebhookView) -> dict[str, Any]:
+    """Return a webhook as scripts read it."""
+    return {
+        "name": view.name,
+        "kind": view.kind,
+        "url": view.url,
+        "secret_name": view.secret_name,
+        "last_ok_at": view.last_ok_at,
+        "last_error": view.last_error,
+        "last_error_at": view.last_error_at,
+        "pending": view.pending,
+        "dead": view.dead,
     }

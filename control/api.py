@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from control import commands_policy, queries_policy, queries_rho
+from control import api_alerts, commands_policy, queries_policy, queries_rho
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.exports import spend_csv
@@ -96,6 +96,7 @@ def build_app(deps: ApiDeps) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
+        *(route(call.path, _alerting(call), call.scope, call.method) for call in api_alerts.CALLS),
         exception_handlers={404: _no_such_path, 405: _no_such_path, Exception: _bug},
     )
     app.router.redirect_slashes = False  # it would send people to whatever the Host header says
@@ -246,6 +247,22 @@ def _publish(session: Session, deps: ApiDeps, asked: Asked) -> Response:
         parent=_integer(fields, "parent"),
         author=asked.actor,
         note=_text(fields, "note"),
+def _alerting(call: api_alerts.Call) -> Work:
+    def work(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+        answer = call.answer(
+            session,
+            deps.clock.now(),
+            asked.actor,
+            path=asked.request.path_params,
+            query=asked.request.query_params,
+            body=asked.body,
+            key=asked.idempotency_key,
+        )
+        return _json(answer, call.code)
+
+    return work
+
+
         now=deps.clock.now(),
         strategy=_strategy(fields),
         idempotency_key=asked.idempotency_key,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from control import api_alerts
 from control.tokens import Scope
 from fleet.policy import Policy
 
@@ -155,6 +156,7 @@ def document() -> dict[str, Any]:
                         "hint": {"type": "string"},
                         "field": {"type": ["string", "null"]},
                         "retryable": {"type": "boolean"},
+            **api_alerts.described(_operation),
                         "newest": {
                             "type": ["object", "null"],
                             "description": "The newest revision, where `parent` is not the newest",

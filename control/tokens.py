@@ -35,6 +35,8 @@ class Scope(StrEnum):
     POLICY_READ = "policy:read"
     POLICY_WRITE = "policy:write"
     SPEND_READ = "spend:read"
+    ALERTS_READ = "alerts:read"
+    ALERTS_WRITE = "alerts:write"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.postgres
 
 ADMIN = Actor("ada", Role.ADMIN, "cli")
 MONTH = "2026-02"
-SCOPES = ("status:read", "policy:read", "policy:write", "spend:read")
+SCOPES = ("status:read", "policy:read", "policy:write", "spend:read", "alerts:read", "alerts:write")
 #: method, path, scope, status with the right token and no body
 CALLS = [
     ("GET", "/api/v1/status", "status:read", 200),
@@ -52,6 +52,18 @@ CALLS = [
     ("POST", "/api/v1/policy", "policy:write", 422),
     ("POST", "/api/v1/policy/rollback", "policy:write", 422),
     ("GET", f"/api/v1/spend/{MONTH}.csv", "spend:read", 200),
+    ("GET", "/api/v1/alerts", "alerts:read", 200),
+    ("POST", "/api/v1/alerts/1/acknowledge", "alerts:write", 404),
+    ("POST", "/api/v1/silences", "alerts:write", 422),
+    ("DELETE", "/api/v1/silences/1", "alerts:write", 404),
+    ("GET", "/api/v1/alert-rules", "alerts:read", 200),
+    ("PUT", "/api/v1/alert-rules/rho_high", "alerts:write", 422),
+    ("DELETE", "/api/v1/alert-rules/rho_high", "alerts:write", 200),
+    ("GET", "/api/v1/webhooks", "alerts:read", 200),
+    ("POST", "/api/v1/webhooks", "alerts:write", 422),
+    ("DELETE", "/api/v1/webhooks/pager", "alerts:write", 404),
+    ("POST", "/api/v1/webhooks/pager/test", "alerts:write", 404),
+    ("POST", "/api/v1/webhooks/pager/retry", "alerts:write", 404),
 ]
 OPEN = ["/healthz", "/readyz", "/openapi.json"]
 
