@@ -16,7 +16,7 @@ from dashboard.charts import Figure
 from dashboard.data import Pulse, Reading
 from dashboard.theme import DARK, LIGHT
 from dashboard.times import Zone, age
-from dashboard.viewmodels import Card, Notice
+from dashboard.viewmodels import QUALITY_PAGE, Card, Notice
 from fleet.errors import FleetError
 
 _plot = st.components.v2.component(
@@ -73,8 +73,11 @@ def plot(figure: Figure, key: str) -> None:
     )
 
 
-def cards(items: Sequence[Card]) -> None:
-    """Draw numbers in one row, each with its word: never by colour alone."""
+def cards(items: Sequence[Card], *, why: str = "") -> None:
+    """Draw numbers in one row, each with its word: never by colour alone.
+
+    `why`: the source whose findings explain what is unknown; a card without a value links to them.
+    """
     grid = st.grid(columns=len(items), min_column_width=150)
     for item in items:
         colour, icon = words.LOOKS[item.tone]
@@ -84,6 +87,8 @@ def cards(items: Sequence[Card]) -> None:
             st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
             if item.note:
                 st.caption(words.plain(item.note))
+            if why and item.tone == "unknown":
+                st.page_link(QUALITY_PAGE, label="Why?", query_params={"source": why})
 
 
 def notices(items: Sequence[Notice], beside: Callable[[Notice], None]) -> None:

@@ -51,6 +51,9 @@ POLICY_PAGE = "app_pages/policy.py"
 ROLLOUT_PAGE = "app_pages/rollout.py"
 SPEND_PAGE = "app_pages/spend.py"
 AUDIT_PAGE = "app_pages/audit.py"
+QUALITY_PAGE = "app_pages/data_quality.py"
+#: What the data-quality page calls "of every source".
+ALL_SOURCES = "all sources"
 
 CONDITION_LOOKS: dict[Condition, tuple[Tone, str]] = {
     "converged": ("good", "converged"),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from control.freshness import Freshness, stale_after_s
 from control.queries_fleet import AlertView, HealthView
@@ -35,6 +36,7 @@ from fleet.health_reading import TARGET_RHO
 #: Shares of refused requests and of KV memory from which a number is worth a look, or action.
 REFUSED_WATCH, REFUSED_ACT = 0.01, 0.10
 KV_WATCH, KV_ACT = 0.85, 0.95
+RHO_LIMITED_SHOWN = 0.01  # what refusals by tenants' own limits would add to rho
 TTFT_GOOD_S = 0.5  # the default objective: p95 under 500 ms
 
 GRADES: dict[str, str] = {
@@ -58,7 +60,7 @@ def cards(now: FleetNow, *, is_last_known: bool = False) -> list[Card]:
 def _cards(now: FleetNow) -> list[Card]:
     stopped_s = now.health.age_s if now.health is not None and now.health.is_stale else None
     return [
-        _rho(now.health, now.traffic),
+        _rho(now.health),
         _ended(_ttft(now), stopped_s),
         _ended(_refused(now.traffic), stopped_s),
         _queued(now),
@@ -86,7 +88,7 @@ def rho_tone(rho: float | None, low: float | None) -> tuple[Tone, str]:
     return "good", "has room"
 
 
-def _rho(health: HealthView | None, traffic: Sequence[TenantTraffic]) -> Card:
+def _rho(health: HealthView | None) -> Card:
     if health is None:
         return Card("Fleet rho", UNKNOWN, "no verdict yet", "unknown", help=RHO_HELP)
     if health.is_stale:
@@ -96,9 +98,9 @@ def _rho(health: HealthView | None, traffic: Sequence[TenantTraffic]) -> Card:
     notes = [words.interval(health.rho_low, health.rho_high)]
     if health.grade:
         notes.append(f"grade {health.grade}, {GRADES.get(health.grade, '')}")
-    share = refused_share(traffic)
-    if share is not None and share[0] >= REFUSED_WATCH * max(1, share[1]):
-        notes.append("of all demand, refused requests included")
+    added = health.detail.get("rho_limited")
+    if added is not None and added >= RHO_LIMITED_SHOWN:
+        notes.append(f"without {added:.2f} that tenants' own limits refused")
     if health.rho is None:
         notes.append("capacity is learned from some minutes of load")
     if health.partial and health.missing_nodes:
@@ -311,7 +313,15 @@ def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
         "kv bar": kv,
         "flags": [", ".join(n.flags) for n in rows],
         "last problem": [n.last_failure_reason for n in rows],
+        "why": [_explained_at(n) for n in rows],
     }
+
+
+def _explained_at(n: NodeRowView) -> str | None:
+    """Return where what is unknown of a node is explained; None where nothing is."""
+    shown = (n.rho, n.arrival_rate, n.running, n.waiting, n.kv_used_ratio)
+    is_whole = n.freshness is Freshness.FRESH and not n.flags and None not in shown
+    return None if is_whole else f"/data_quality?source={quote(n.name, safe='')}"
 
 
 def coverage(now: FleetNow, at: datetime) -> str:

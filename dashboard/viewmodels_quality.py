@@ -14,12 +14,11 @@ from control.queries_quality import ROWS_MAX, FindingView
 from dashboard import words
 from dashboard.data import Pulse
 from dashboard.times import Zone, age
-from dashboard.viewmodels import SIGNS, Card
+from dashboard.viewmodels import ALL_SOURCES, SIGNS, Card
 from dashboard.viewmodels_frame import stale_after
 from dashboard.words import Tone
 from fleet.quality_kinds import Severity
 
-ALL = "all sources"
 OURSELVES = "controller"
 TONES: dict[str, Tone] = {Severity.FAULT: "act", Severity.WARNING: "watch", Severity.NOTE: "plain"}
 MEANS = {
@@ -36,12 +35,12 @@ def source_name(view: FindingView) -> str:
 
 def sources(views: Sequence[FindingView], nodes: Sequence[str]) -> list[str]:
     """Return what the filter offers: everything, then each source with a finding or a name."""
-    return [ALL, *sorted({*nodes, *(source_name(v) for v in views)})]
+    return [ALL_SOURCES, *sorted({*nodes, *(source_name(v) for v in views)})]
 
 
 def chosen(views: Sequence[FindingView], source: str) -> list[FindingView]:
     """Return the findings of one source, or all of them."""
-    return [v for v in views if source in (ALL, source_name(v))]
+    return [v for v in views if source in (ALL_SOURCES, source_name(v))]
 
 
 def cards(views: Sequence[FindingView]) -> list[Card]:
@@ -113,3 +112,13 @@ def summary(views: Sequence[FindingView], pulse: Pulse | None, now: datetime) ->
 def cut_text(views: Sequence[FindingView]) -> str:
     """Return what is left out; "" when everything is shown."""
     return f"Only the first {ROWS_MAX} findings are shown." if len(views) >= ROWS_MAX else ""
+
+
+def node_lines(views: Sequence[FindingView], now: datetime, zone: Zone) -> list[str]:
+    """Return what stands about one node, as plain sentences for its page."""
+    return [
+        f"{v.title}{f' ({v.metric})' if v.metric else ''}, since {zone.since(v.since, now)}"
+        + (f": {v.detail}" if v.detail else "")
+        for v in views
+        if v.is_open
+    ]
