@@ -27,6 +27,8 @@ from starlette.routing import Route
 from control import api_alerts, commands_policy, queries_policy, queries_rho
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
+from control.diagnose import diagnosis, span_of
+from control.diagnosis_report import as_json
 from control.exports import spend_csv
 from control.http_errors import status_code
 from control.openapi import document
@@ -89,14 +91,15 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/status", _status, Scope.STATUS_READ),
         route("/api/v1/rho", _rho, Scope.STATUS_READ),
         route("/api/v1/quality", _quality, Scope.STATUS_READ),
+        route("/api/v1/diagnosis", _diagnosis, Scope.STATUS_READ),
         route("/api/v1/policy", _policy, Scope.POLICY_READ),
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/spend/{month}.csv", _spend_csv, Scope.SPEND_READ),
+        *(route(call.path, _alerting(call), call.scope, call.method) for call in api_alerts.CALLS),
     ]
     app = Starlette(
         routes=routes,
-        *(route(call.path, _alerting(call), call.scope, call.method) for call in api_alerts.CALLS),
         exception_handlers={404: _no_such_path, 405: _no_such_path, Exception: _bug},
     )
     app.router.redirect_slashes = False  # it would send people to whatever the Host header says
@@ -222,6 +225,12 @@ def _quality(session: Session, deps: ApiDeps, asked: Asked) -> Response:
     return _json({"findings": [each.as_dict() for each in found]})
 
 
+def _diagnosis(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    """The verdict on the last `since` (3m to 6h, default 15m)."""
+    span = span_of(asked.request.query_params.get("since", "15m"))
+    return _json(as_json(diagnosis(session, deps.clock.now(), span)))
+
+
 def _policy(session: Session, _deps: ApiDeps, _asked: Asked) -> Response:
     head = queries_policy.head(session)
     if head is None:
@@ -238,15 +247,6 @@ def _policy(session: Session, _deps: ApiDeps, _asked: Asked) -> Response:
     )
 
 
-def _publish(session: Session, deps: ApiDeps, asked: Asked) -> Response:
-    needed = {"document", "parent", "note"}
-    fields = _fields(asked.body, needed | {"strategy"}, required=needed)
-    published = commands_policy.publish(
-        session,
-        document=fields["document"],
-        parent=_integer(fields, "parent"),
-        author=asked.actor,
-        note=_text(fields, "note"),
 def _alerting(call: api_alerts.Call) -> Work:
     def work(session: Session, deps: ApiDeps, asked: Asked) -> Response:
         answer = call.answer(
@@ -263,6 +263,15 @@ def _alerting(call: api_alerts.Call) -> Work:
     return work
 
 
+def _publish(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    needed = {"document", "parent", "note"}
+    fields = _fields(asked.body, needed | {"strategy"}, required=needed)
+    published = commands_policy.publish(
+        session,
+        document=fields["document"],
+        parent=_integer(fields, "parent"),
+        author=asked.actor,
+        note=_text(fields, "note"),
         now=deps.clock.now(),
         strategy=_strategy(fields),
         idempotency_key=asked.idempotency_key,

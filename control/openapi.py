@@ -106,6 +106,21 @@ def document() -> dict[str, Any]:
                     ],
                 )
             },
+            "/api/v1/diagnosis": {
+                "get": _operation(
+                    "Capacity or scheduling: causes with their evidence, and which knob to turn",
+                    Scope.STATUS_READ,
+                    _json("Verdict", _OBJECT),
+                    parameters=[
+                        {
+                            "name": "since",
+                            "in": "query",
+                            "schema": {"type": "string", "pattern": "^[0-9]{1,6}[smh]$", "default": "15m"},
+                            "description": "How far back, from 3m to 6h",
+                        }
+                    ],
+                )
+            },
             "/api/v1/policy": {
                 "get": _operation("The newest revision", Scope.POLICY_READ, _json("Revision", _OBJECT)),
                 "post": _operation(
@@ -141,6 +156,7 @@ def document() -> dict[str, Any]:
                     parameters=[_MONTH],
                 )
             },
+            **api_alerts.described(_operation),
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -156,7 +172,6 @@ def document() -> dict[str, Any]:
                         "hint": {"type": "string"},
                         "field": {"type": ["string", "null"]},
                         "retryable": {"type": "boolean"},
-            **api_alerts.described(_operation),
                         "newest": {
                             "type": ["object", "null"],
                             "description": "The newest revision, where `parent` is not the newest",
