@@ -14,20 +14,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from admission.settings import Settings
-from admission.upstream import NodeFailed, Upstream
+from admission.upstream import NodeFailed, Page, Upstream
 from fleet.clock import Clock
 from fleet.dialects import read_page
+from fleet.lifesigns import Pulses, node_is_frozen
 from fleet.messages import Assignment, NodeTarget
 from fleet.offers import NodeState, NodeUse
-from fleet.readings import EngineReading, PageState, Reason
+from fleet.readings import EngineReading, PageReading, PageState, Reason
 
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4 << 20
+INLINE_BYTES = 512 << 10  # pages over this are read in a thread; eight engines give half of it
 HEALTH_EVERY_POLLS = 4
 POLL_COST_S = 0.002  # of event loop that may pass for one node's poll, twice what it takes
 SLOWEST_POLL_S = 2.0  # its answer is in before the gate calls the node stale, one lost poll included
-FROZEN_AFTER_S = 10.0  # requests run and nothing moved for this long
 FAILED_POLLS = 2  # silent polls before a node is closed; a refused connection closes it at once
 FAILED_REQUESTS = 3  # in a row before a node is ejected
 EJECTION_S = 5.0
@@ -45,8 +46,9 @@ class Standing:
     ejected_until_s: float = 0.0
     is_well: bool = True  # its last health check
     health_due_s: float = 0.0
-    progress: tuple[int | None, ...] = ()
-    moved_at_s: float = 0.0
+    pulses: dict[tuple[str, str | None], Pulses] = field(
+        default_factory=dict[tuple[str, str | None], Pulses]
+    )
     closed_because: str = "not polled yet"  # "" while it is open
 
     def is_ejected(self, now_s: float) -> bool:
@@ -174,7 +176,7 @@ class NodeBook:
             self._close(standing, "unhealthy")
         elif standing.is_ejected(now_s):
             self._close(standing, "ejected")
-        elif self._is_frozen(standing, engines, state, now_s):
+        elif _is_frozen(standing, engines, asked_at_s):
             self._close(standing, "frozen")
         else:
             if standing.closed_because:
@@ -183,19 +185,6 @@ class NodeBook:
             if standing.ejections and now_s > standing.ejected_until_s + EJECTION_MAX_S:
                 standing.ejections = 0
             self.observe(state)
-
-    def _is_frozen(
-        self, standing: Standing, engines: tuple[EngineReading, ...], state: NodeState, now_s: float
-    ) -> bool:
-        """Say whether requests run while no counter moves: a stalled worker still answers 200."""
-        progress = tuple(
-            value
-            for engine in engines
-            for value in (engine.generation_tokens, engine.prompt_tokens, sum(engine.finished.values()))
-        )
-        if progress != standing.progress or not state.running or None in progress:
-            standing.progress, standing.moved_at_s = progress, now_s
-        return now_s - standing.moved_at_s > FROZEN_AFTER_S
 
     def _close(self, standing: Standing, because: str) -> None:
         if standing.closed_because != because:
@@ -217,11 +206,32 @@ class NodeBook:
         )
         if page.status != 200:
             raise NodeFailed(Reason.HTTP_ERROR, f"/metrics answered {page.status}")
-        body = without_buckets(page.body)
-        reading = read_page(body, source=standing.target.name, content_type=page.content_type)
+        name = standing.target.name
+        if len(page.body) <= INLINE_BYTES:
+            reading = _read(page, name)
+        else:
+            reading = await asyncio.to_thread(_read, page, name)
         if reading.state is not PageState.OK:
             raise NodeFailed(Reason.NO_ENGINE_SERIES, reading.hint)
         return reading.engines
+
+
+def _read(page: Page, name: str) -> PageReading:
+    """Read a page. One larger than real ones are is read as it is: its lines are capped there."""
+    body = without_buckets(page.body) if len(page.body) <= INLINE_BYTES else page.body
+    return read_page(body, source=name, content_type=page.content_type)
+
+
+def _is_frozen(standing: Standing, engines: tuple[EngineReading, ...], asked_at_s: float) -> bool:
+    """Say whether requests run while nothing moves: a stalled worker still answers 200.
+
+    The rule is the scraper's own: three pages and `FROZEN_AFTER_S` seconds.
+    """
+    known = {(engine.engine, engine.model): engine for engine in engines}
+    standing.pulses = {key: standing.pulses.get(key, Pulses()) for key in known}
+    for key, engine in known.items():
+        standing.pulses[key].add(engine, asked_at_s)
+    return node_is_frozen(pulses.life() for pulses in standing.pulses.values())
 
 
 def _report_end(poll: asyncio.Task[None]) -> None:

@@ -49,7 +49,6 @@ _FLAGS = {
 _FLAG_PREFIXES = {
     "histogram_edges_changed:": Kind.EDGES_CHANGED,
     "histogram_bucket_fell:": Kind.BUCKET_FELL,
-    "histogram_repaired:": Kind.HISTOGRAM_REPAIRED,
 }
 _APPROXIMATE = {
     "itl_per_step": "ITL is per step: speculative decoding gives several tokens a step",
@@ -90,6 +89,12 @@ def page_findings(page: PageReading, content_type: str | None) -> list[Finding]:
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind not in METRICS_TYPES:
         found.append(Finding(Kind.CONTENT_TYPE, detail=_cut(f"served as {kind[:80]!r}")))
+    found += [
+        Finding(Kind.HISTOGRAM_REPAIRED, engine.engine, name, "counts fell from one bucket to the next")
+        for engine in page.engines
+        for name, histogram in engine.histograms.items()
+        if histogram.is_repaired
+    ]
     names = page.names
     if names is None:
         return found

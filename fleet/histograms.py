@@ -80,9 +80,10 @@ def from_cumulative(
         raise InvalidInput(f"{len(bounds)} bounds and {len(cumulative)} counts", field="cumulative")
     if not bounds or bounds[-1] != inf:
         return None
-    whole = list(map(round, accumulate(cumulative, max)))
+    lifted = list(accumulate(cumulative, max))
+    whole = list(map(round, lifted))
     counts = [whole[0], *map(sub, whole[1:], whole)]
-    return Histogram(edges=tuple(bounds[:-1]), counts=tuple(counts), sum=total)
+    return Histogram(tuple(bounds[:-1]), tuple(counts), total, is_repaired=lifted != list(cumulative))
 
 
 def quantile(histogram: Histogram, q: float) -> Quantile | None:

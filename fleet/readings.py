@@ -50,6 +50,7 @@ class Histogram:
     edges: tuple[float, ...]
     counts: tuple[int, ...]
     sum: float | None
+    is_repaired: bool = False  # cumulative counts fell from bucket to bucket and were lifted
 
     @property
     def count(self) -> int:

@@ -140,6 +140,13 @@ def test_a_page_served_as_something_else_says_so():
         assert Kind.CONTENT_TYPE not in {f.kind for f in page_findings(page, usual)}
 
 
+def test_a_histogram_whose_counts_fall_is_repaired_and_says_so():
+    crooked = whole(extra=histogram("vllm:request_decode_time_seconds", 5, 3, 7))
+    assert (Kind.HISTOGRAM_REPAIRED, "decode_s") in kinds(found_in(crooked))
+    straight = whole(extra=histogram("vllm:request_decode_time_seconds", 5, 5, 7))
+    assert Kind.HISTOGRAM_REPAIRED not in {f.kind for f in found_in(straight)}
+
+
 def test_a_restart_is_told_from_a_reset_hidden_by_growth():
     before = whole(done=100, start_s=T0 - 100)
     fell = found_in(before, whole(done=5, start_s=T0 + 5))
