@@ -10,8 +10,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import access, components, data, state
+from dashboard import access, components, data, data_alerts, state
+from dashboard import viewmodels_alerts as alerts
 from dashboard.routes import SIGN_IN_PATH
+from dashboard.viewmodels import ALERTS_PAGE
 from dashboard.viewmodels_frame import stale_after, who
 from fleet.errors import FleetError
 
@@ -29,7 +31,9 @@ def navigation() -> st.Page:
         {
             "Operate": [
                 page("fleet", "Fleet", ":material/monitoring:", is_default=True),
+                page("alerts", "Alerts", ":material/notifications:"),
                 page("node", "Node", ":material/memory:"),
+                page("flow", "Flow", ":material/balance:"),
                 page("data_quality", "Data quality", ":material/fact_check:"),
             ],
             "Control": [
@@ -74,6 +78,10 @@ def strip(person: access.Person) -> None:
             pulse = data.pulse()
             components.freshness(
                 pulse, data.now(), paused=not chosen.is_live, stale_after_s=stale_after(pulse.value)
+            )
+            found = data_alerts.count().value
+            st.page_link(
+                ALERTS_PAGE, label=alerts.badge(found), icon=alerts.badge_icon(found), width="content"
             )
 
         components.live(beat, chosen.tick_s())

@@ -1,0 +1,65 @@
+"""Is the queue in balance, and who holds the places?"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import charts_flow, components, data, data_flow, state
+from dashboard import tables_flow as tables
+from dashboard import viewmodels_flow as vm
+
+st.title("Flow")
+chosen = state.filters()
+options = [vm.label(*subject) for subject in data_flow.subjects().value or [("fleet", "")]]
+state.recall("subject", options)
+picked = st.selectbox("Queue", options, key="subject", bind="query-params", width=320)
+state.remember("subject", picked)
+scope, name = vm.subject_of(picked or vm.FLEET)
+
+
+def live() -> None:
+    """Draw everything that moves."""
+    at = data.now()
+    found, policy = data_flow.flow(scope, name, chosen.span_s), data.policy().value
+    if components.problem(found, at, chosen.zone) or found.value is None:
+        return
+    flow = found.value
+    if found.problem is not None and found.as_of is not None:
+        at = found.as_of
+    now = vm.find(flow.states, scope, name)
+    components.cards(vm.cards(now, flow.good, vm.policy_of(policy), at))
+    if now is None:
+        st.info(
+            "Balance is judged from whole minutes of nodes that answer: look again two minutes after the "
+            "first round.",
+            title="Nothing counted yet",
+        )
+    else:
+        st.subheader("Four signals")
+        components.table(vm.signal_rows(now), tables.SIGNALS, key="signals")
+        st.caption(vm.RULE)
+        st.subheader("Little's law by stage")
+        components.table(vm.stage_rows(now), tables.STAGES, key="stages")
+        st.caption(vm.stage_caption(now, chosen.zone))
+        st.subheader("What the slowest hold")
+        components.table(vm.tail_rows(now), tables.TAILS, key="tails")
+        first, second = components.two()
+        with first:
+            title = "Queue wait" if scope == "tier" else "End to end"
+            components.plot(charts_flow.latency_figure(flow.points, chosen.zone, title), key="tail")
+        with second:
+            components.plot(charts_flow.places_figure(flow.points, chosen.zone), key="places")
+    if flow.curves:
+        st.subheader("Utilization curve by pool")
+        components.plot(charts_flow.utilization_figure(flow.curves), key="utilization")
+        components.lines(vm.curve_lines(flow.curves))
+    if flow.states:
+        st.subheader("Every queue")
+        components.table(vm.subject_rows(flow.states, at, chosen.zone), tables.SUBJECTS, key="queues")
+        st.subheader("Bursts, KV, hot nodes, waits, repetitions")
+        components.table(vm.other_rows(flow.states), tables.OTHERS, key="others")
+        st.subheader("Shares of tenants")
+        components.table(vm.share_rows(flow.states), tables.SHARES, key="shares")
+
+
+components.live(live, chosen.tick_s())

@@ -1,0 +1,296 @@
+"""The balance of queues in words: states, signals, Little's law by stage, tails, shares. Pure.
+
+Prevents: a steady-state number beside a queue that is not in one, and "L at p99".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from control.flow_store import FlowNow
+from control.freshness import DEFAULT_PERIOD_S, stale_after_s
+from dashboard import words
+from dashboard.data import PolicyNow
+from dashboard.times import Zone
+from dashboard.viewmodels import SIGNS, Card
+from dashboard.words import Tone
+from fleet.flow_signals import UNITS, FlowRule
+from fleet.policy import Policy, parse
+from fleet.slo_windows import GoodCount
+from fleet.utilization_curve import IDLE_P50, UtilizationCurve
+
+FLEET = "fleet"
+_BALANCE: dict[str, tuple[Tone, str]] = {
+    "equilibrium": ("good", "what comes also leaves"),
+    "filling": ("watch", "more comes than leaves"),
+    "draining": ("plain", "more leaves than comes"),
+    "unstable": ("act", "it does not settle"),
+}
+_STAGES = {
+    "gateway_queue": "gateway queue",
+    "engine_queue": "engine queue",
+    "prefill": "prefill",
+    "decode": "decode",
+}
+_RULES = {
+    FlowRule.BURST: "burst",
+    FlowRule.KV_EXHAUSTION: "KV in 5 minutes",
+    FlowRule.SLO_BURN_FAST: "budget burn, fast",
+    FlowRule.SLO_BURN_SLOW: "budget burn, slow",
+    FlowRule.HOT_NODE: "hot node",
+    FlowRule.UNFAIRNESS: "unfairness",
+    FlowRule.STARVATION: "longest wait",
+    FlowRule.RETRY_STORM: "attempts a request",
+}
+
+
+RULE = (
+    "Any two raised: the queue has left equilibrium, and steady-state numbers do not hold. It is unstable "
+    "at once when the low end of rho passes 1, or when p99 certainly doubles under a still p50."
+)
+
+
+def policy_of(now: PolicyNow | None) -> Policy | None:
+    """Return the policy of the newest revision."""
+    return None if now is None or now.head is None else parse(now.head.document)
+
+
+def stage_caption(state: FlowNow, zone: Zone) -> str:
+    """Return what the stages are of."""
+    ended = state.detail.get("minute_ended_at")
+    when = (
+        "No whole minute yet."
+        if ended is None
+        else f"Minute until {zone.clock(datetime.fromtimestamp(ended, UTC))}."
+    )
+    return (
+        f"{when} L = X W holds on means, in equilibrium: what is left over are requests growing old. "
+        "Engines report times when a request finishes, so a stage's W is of those that left the engine."
+    )
+
+
+def label(scope: str, name: str) -> str:
+    """Return a subject as the address and the list of choices have it."""
+    return FLEET if scope == "fleet" else f"{scope} {name}"
+
+
+def subject_of(chosen: str) -> tuple[str, str]:
+    """Return (scope, name) of a label."""
+    scope, _, name = chosen.partition(" ")
+    return ("fleet", "") if scope == FLEET else (scope, name)
+
+
+def is_stale(state: FlowNow, now: datetime) -> bool:
+    """Return whether a state is too old to be the present."""
+    return (now - state.at).total_seconds() > stale_after_s(DEFAULT_PERIOD_S)
+
+
+def find(states: Sequence[FlowNow], scope: str, name: str) -> FlowNow | None:
+    """Return one subject's state."""
+    return next((s for s in states if (s.scope, s.name) == (scope, name)), None)
+
+
+def balance_card(state: FlowNow | None, now: datetime) -> Card:
+    """Return the state as a card; of an old one, that it is old."""
+    if state is None or state.balance is None:
+        return Card("Balance", words.UNKNOWN, "not known yet", "unknown", "It takes two whole minutes")
+    tone, word = _BALANCE[state.balance]
+    if is_stale(state, now):
+        return Card("Balance", state.balance, "last known", "unknown")
+    return Card("Balance", state.balance, word, tone, f"from {words.plural(state.minutes, 'minute')}")
+
+
+def cards(
+    state: FlowNow | None, good: GoodCount | None, policy: Policy | None, now: datetime
+) -> list[Card]:
+    """Return the page's numbers."""
+    return [balance_card(state, now), _doubling(state), _attainment(good, policy), _burn(state)]
+
+
+def _doubling(state: FlowNow | None) -> Card:
+    help_ = (
+        "p99 has grown by 1.8 within half an hour to an hour and a half, its rise is significant, and both "
+        "held in three minutes in a row"
+    )
+    if state is None or not state.minutes:
+        return Card("p99 doubling time", words.UNKNOWN, "not known yet", "unknown", help=help_)
+    if state.p99_doubling_min is None:
+        return Card("p99 doubling time", "none", "does not double", "good", help=help_)
+    still = bool(state.detail.get("is_middle_still"))
+    note = "p50 is still: the tail alone grows" if still else "p50 rises with it"
+    return Card(
+        "p99 doubling time",
+        f"{state.p99_doubling_min:.0f} min",
+        "grows without bound" if still else "grows",
+        "act" if still else "watch",
+        note,
+        help_,
+    )
+
+
+def _attainment(good: GoodCount | None, policy: Policy | None) -> Card:
+    title = "Objective, in the range"
+    share = None if good is None else good.share
+    if good is None or share is None:
+        return Card(title, words.UNKNOWN, "nothing counted", "unknown")
+    target = None if policy is None else policy.slo.attainment_ratio
+    value = words.percent(share.low) if share.is_exact else f"{words.percent(share.low)} or more"
+    note = f"{good.offered:,} requests"
+    if policy is not None:
+        note = f"TTFT within {words.seconds(policy.slo.ttft_s)} for {words.percent(target)}; {note}"
+    if target is None:
+        return Card(title, value, "no policy", "plain", note)
+    if share.low >= target:
+        return Card(title, value, "met", "good", note)
+    if share.high < target:
+        return Card(title, value, "missed", "act", note)
+    return Card(title, value, "cannot tell", "watch", f"{note}. The threshold lies inside a bucket")
+
+
+def _burn(state: FlowNow | None) -> Card:
+    title = "Budget burn, 1 h and 5 min"
+    fast = (state.detail.get("burns") or {}).get("fast") if state is not None else None
+    sure = None if fast is None else fast.get("sure")
+    if sure is None:
+        return Card(title, words.UNKNOWN, "too few requests", "unknown")
+    tone: Tone = "act" if sure > fast["limit"] else "watch" if sure > 1 else "good"
+    word = {"act": "spent within two days", "watch": "faster than allowed", "good": "within budget"}[tone]
+    return Card(title, f"{sure:.1f}x", word, tone, help="1x spends the month's budget in a month")
+
+
+def signal_rows(state: FlowNow) -> dict[str, list[Any]]:
+    """Return the four signals."""
+    found = state.detail.get("signals") or []
+    return {
+        "signal": [s["name"] for s in found],
+        "state": [_raised(s["is_raised"]) for s in found],
+        "evidence": [s["evidence"] for s in found],
+    }
+
+
+def _raised(is_raised: bool | None) -> str:
+    if is_raised is None:
+        return f"{SIGNS['unknown']} not known"
+    return f"{SIGNS['watch']} raised" if is_raised else f"{SIGNS['good']} quiet"
+
+
+def stage_rows(state: FlowNow) -> dict[str, list[Any]]:
+    """Return Little's law for each stage of the newest whole minute."""
+    found = state.detail.get("stages") or []
+    residuals = [_minus(s["held"], s["explained"]) for s in found]
+    return {
+        "stage": [_STAGES.get(s["name"], s["name"]) for s in found],
+        "held": [words.number(s["held"]) for s in found],
+        "rate": [words.rate(s["left_rate"]) for s in found],
+        "time": [words.seconds(s["time_mean_s"]) for s in found],
+        "explained": [words.number(s["explained"]) for s in found],
+        "residual": [words.number(r) for r in residuals],
+        "share": [
+            words.UNKNOWN if r is None or not s["held"] else words.percent(r / s["held"], 0)
+            for r, s in zip(residuals, found, strict=True)
+        ],
+    }
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def tail_rows(state: FlowNow) -> dict[str, list[Any]]:
+    """Return what each percentile of time means in places."""
+    names = {"time": "queue wait" if state.scope == "tier" else "end to end", "ttft": "first token"}
+    tails = state.detail.get("tails") or {}
+    rows = [(names[key], row) for key in names for row in tails.get(key, [])]
+    return {
+        "of": [name for name, _ in rows],
+        "quantile": [f"p{100 * row['q']:g}" for _, row in rows],
+        "time": [_quantile(row["time"]) for _, row in rows],
+        "budget": [_range(row["budget"]) for _, row in rows],
+        "held": [_range(row["tail_held"]) for _, row in rows],
+        "share": [_range(row["tail_share"], percent=True) for _, row in rows],
+    }
+
+
+def _quantile(time: Mapping[str, Any]) -> str:
+    shown = f"> {words.seconds(time['lo'])}" if time["hi"] is None else words.seconds(time["estimate"])
+    if time["hi"] is not None and time["lo"] == 0:
+        shown = f"\u2264 {words.seconds(time['hi'])}"
+    return f"{shown} (few)" if time["too_few"] else shown
+
+
+def _range(bounds: Sequence[float | None] | None, *, percent: bool = False) -> str:
+    if bounds is None or bounds[0] is None:
+        return words.UNKNOWN
+    low, high = bounds[0], bounds[1]
+    show = (lambda v: words.percent(v, 0)) if percent else words.number
+    if high is None:
+        return f"\u2265 {show(low)}"
+    return show(low) if show(low) == show(high) else f"{show(low)} to {show(high)}"
+
+
+def subject_rows(states: Sequence[FlowNow], now: datetime, zone: Zone) -> dict[str, list[Any]]:
+    """Return every queue with its balance."""
+    return {
+        "subject": [f"/flow?subject={label(s.scope, s.name)}" for s in states],
+        "state": [
+            f"{SIGNS['unknown']} not known"
+            if s.balance is None or is_stale(s, now)
+            else f"{SIGNS[_BALANCE[s.balance][0]]} {s.balance}"
+            for s in states
+        ],
+        "doubling": [
+            words.UNKNOWN if s.p99_doubling_min is None else f"{s.p99_doubling_min:.0f} min" for s in states
+        ],
+        "minutes": [s.minutes for s in states],
+        "as of": [zone.since(s.at, now) for s in states],
+    }
+
+
+def other_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
+    """Return bursts, KV, burn rates, hot nodes, shares, waits and repetitions: worst first in each rule."""
+    found = [one for state in states for one in state.detail.get("others") or []]
+    order = list(_RULES)
+    found.sort(key=lambda s: (order.index(FlowRule(s["rule"])), s["value"] is None, -(s["value"] or 0.0)))
+    return {
+        "rule": [_RULES[FlowRule(s["rule"])] for s in found],
+        "subject": [label(s["scope"], s["subject"]) for s in found],
+        "value": [words.UNKNOWN if s["value"] is None else f"{s['value']:.2f}" for s in found],
+        "limit": [f"{UNITS[FlowRule(s['rule'])][2]:g}" for s in found],
+        "words": [s["summary"] for s in found],
+    }
+
+
+def share_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
+    """Return who got how much of each tier."""
+    rows = [
+        (one["subject"], share)
+        for state in states
+        for one in state.detail.get("others") or []
+        if one["rule"] == FlowRule.UNFAIRNESS
+        for share in (one["detail"] or {}).get("shares") or []
+    ]
+    return {
+        "tier": [tier for tier, _ in rows],
+        "tenant": [share["tenant"] for _, share in rows],
+        "share": [words.percent(share["share"]) for _, share in rows],
+        "weight": [words.percent(share["weight_ratio"]) for _, share in rows],
+        "due": [words.percent(share["entitled"]) for _, share in rows],
+        "state": ["yes" if share["is_backlogged"] else "no" for _, share in rows],
+    }
+
+
+def curve_lines(curves: Mapping[str, UtilizationCurve]) -> list[str]:
+    """Return what each pool's curve says."""
+    lines: list[str] = []
+    for pool, curve in curves.items():
+        text = (
+            f"{pool}: rho p10 {curve.p10:.2f}, p50 {curve.p50:.2f}, p90 {curve.p90:.2f}; "
+            f"{words.percent(curve.above_knee, 0)} of the time above 0.85; "
+            f"{words.percent(curve.coverage, 0)} of the range is known"
+        )
+        if curve.is_mostly_idle:
+            text += f". Below {IDLE_P50:.0%} half of the time: bad latency here is a scheduling problem"
+        lines.append(text + ".")
+    return lines
