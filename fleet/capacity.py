@@ -27,6 +27,7 @@ from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve
 from fleet.saturation import (
     BATCH_MAX,
     LARGEST_DEFAULT_SEQS,
+    LEAST_DEFAULT_BUDGET,
     MIN_WINDOWS,
     OUTPUT_CV,
     OUTPUT_CV_BAND,
@@ -177,7 +178,8 @@ def _grade(seen: Plateau | None, reach: float, flags: tuple[str, ...]) -> Grade:
     if seen is not None:
         return Grade.A
     grade = Grade.A if reach >= 0.8 else Grade.B if reach >= 0.3 else Grade.C
-    return Grade.C if {"max_num_seqs_assumed", "below_batches_seen"} & set(flags) else grade
+    doubts = {"max_num_seqs_assumed", "below_batches_seen", "max_num_batched_tokens_unknown"}
+    return Grade.C if doubts & set(flags) else grade
 
 
 def estimate_capacity(
@@ -240,13 +242,18 @@ def _read_curve(
     least, most = slots, slots
     if "max_num_seqs_assumed" in base.flags:  # what was seen is possible; how far it goes on nobody said
         least, most = max(1.0, reached), max(slots, LARGEST_DEFAULT_SEQS)
-    fewest = batch_limits(mix, limits, fit.curve, least, KV_BAND[0], OUTPUT_CV_BAND[1])
+    cautious = limits
+    if limits.max_num_batched_tokens is None:  # nobody said: as little as an engine takes by default
+        cautious = replace(limits, max_num_batched_tokens=LEAST_DEFAULT_BUDGET)
+    fewest = batch_limits(mix, cautious, fit.curve, least, KV_BAND[0], OUTPUT_CV_BAND[1])
     largest = batch_limits(mix, limits, fit.curve, most, KV_BAND[1], OUTPUT_CV_BAND[0])
     batches = (min(fewest.values()), allowed[binding], min(largest.values()))
     band = _Band(*band_at(fit.curve, curves, reached, batches))
     unseen: tuple[str, ...] = ()
+    if cautious is not limits and fewest.get("batched_tokens", math.inf) < allowed[binding]:
+        unseen = ("max_num_batched_tokens_unknown",)
     if allowed[binding] < lowest:  # tau is convex from 0 on: X is at most what it was at the lowest b seen
-        unseen = ("below_batches_seen",)
+        unseen = (*unseen, "below_batches_seen")
         band = _Band(band.mid, band.low, max(band.high, fit.curve.tokens_per_s(lowest)))
     knee = fit.curve.knee
     advised = None

@@ -25,6 +25,7 @@ MANY_RUNNING = 8  # below it one reading of the KV gauge says little about a seq
 MERGED_S = 30.0  # windows of a prefill-heavy mix are joined: ten seconds hold few prompts
 PREFILL_HEAVY = 10.0  # prompt tokens a decode step of a request from which prefill rules the step
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's default; used, and flagged, where nobody said and no queue was seen
+LEAST_DEFAULT_BUDGET = 2048  # tokens a step may carry by default on small GPUs: how little it may be
 LARGEST_DEFAULT_SEQS = 1024  # vLLM's default on the largest GPUs: how far unknown slots may reach
 
 
