@@ -38,6 +38,33 @@ NODES: dict[str, Any] = {
     "flags": column.TextColumn("Remarks"),
     "last problem": column.TextColumn("Last problem"),
 }
+RHO: dict[str, Any] = {
+    "subject": column.TextColumn("Of"),
+    "verdict": column.TextColumn("Verdict"),
+    "rho": column.NumberColumn("rho", format="%.2f", help="Demand / capacity, last minute", width=60),
+    "interval": column.TextColumn("Interval"),
+    "grade": column.TextColumn("Grade", width=60),
+    "5 min": column.TextColumn("Over 5 min"),
+    "backlog": column.TextColumn("With backlog", help="To be level again in a minute"),
+    "worst": column.TextColumn("Worst part", help="The engine of the largest rho, and how uneven that is"),
+    "higher": column.NumberColumn(
+        "With higher tiers",
+        format="%.2f",
+        help="rho of the tier and those of higher precedence: past 1, this tier is refused",
+    ),
+    "binding": column.TextColumn("Bound by"),
+    "demand": _figure("Demand", "Requests that compete for capacity, refused for want of it included"),
+    "own limits": _figure("Refused by own limits", "Quotas of the callers: not part of rho"),
+    "capacity": _figure("Capacity"),
+    "room": _figure("Room to 0.85"),
+    "time": column.TextColumn("If it goes on"),
+}
+LIMITS: dict[str, Any] = {
+    "limit": column.TextColumn("Limit"),
+    "rho": column.NumberColumn("rho", format="%.2f"),
+    "interval": column.TextColumn("Interval"),
+    "capacity": _figure("Capacity"),
+}
 TRAFFIC: dict[str, Any] = {
     "tenant": column.TextColumn("Tenant"),
     "tier": column.TextColumn("Tier", width="small"),

@@ -60,7 +60,7 @@ def cards(now: FleetNow, *, is_last_known: bool = False) -> list[Card]:
 def _cards(now: FleetNow) -> list[Card]:
     stopped_s = now.health.age_s if now.health is not None and now.health.is_stale else None
     return [
-        _rho(now.health),
+        rho_card(now.health),
         _ended(_ttft(now), stopped_s),
         _ended(_refused(now.traffic), stopped_s),
         _queued(now),
@@ -88,7 +88,8 @@ def rho_tone(rho: float | None, low: float | None) -> tuple[Tone, str]:
     return "good", "has room"
 
 
-def _rho(health: HealthView | None) -> Card:
+def rho_card(health: HealthView | None) -> Card:
+    """Return the fleet's rho with its interval, its grade, and what it leaves out."""
     if health is None:
         return Card("Fleet rho", UNKNOWN, "no verdict yet", "unknown", help=RHO_HELP)
     if health.is_stale:

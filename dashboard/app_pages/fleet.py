@@ -8,6 +8,7 @@ from dashboard import components, data, state, tables, words
 from dashboard import viewmodels_fleet as vm
 from dashboard import viewmodels_load as load
 from dashboard.acknowledge import acknowledge_button
+from dashboard.rho_panel import rho_panel
 from dashboard.viewmodels_changes import changes
 
 st.title("Fleet")
@@ -66,4 +67,5 @@ def live() -> None:
 
 
 components.live(live, chosen.tick_s())
+components.live(lambda: rho_panel(chosen.zone), chosen.tick_s())
 st.caption(f"Traffic is of the chosen range; a {words.UNKNOWN} means that nobody knows.")

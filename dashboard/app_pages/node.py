@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import components, data, state, tables
 from dashboard import viewmodels_node as vm
 from dashboard.node_actions import node_actions
+from dashboard.viewmodels_rho import occupancy
 
 st.title("Node")
 chosen = state.filters()
@@ -33,6 +34,7 @@ def live() -> None:
     with left:
         st.subheader("Why this rho")
         components.lines(vm.why(detail))
+        st.caption(occupancy(detail.health))
     with right:
         st.subheader("Quality of the data")
         components.lines(vm.quality(detail, at, chosen.zone))

@@ -1,0 +1,67 @@
+"""Every rho in words: intervals, what own limits refused, and nothing of a verdict that is old."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from control.queries_fleet import HealthView
+from dashboard import viewmodels_fleet as fleet
+from dashboard import viewmodels_rho as vm
+
+AT = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+DETAIL = {
+    "rho_slow": 0.58, "rho_slow_low": 0.5, "rho_slow_high": 0.7,
+    "competing_rate": 6.0, "limited_rate": 14.0, "rho_limited": 1.4,
+    "worst": "n2", "worst_rho": 0.9, "imbalance": 1.5, "time_to_drain_s": 20.0,
+    "batch_used_ratio": 0.4, "batch_expected_ratio": 0.61,
+    "rho_by_limit": {"slots": {"value": 0.6, "low": 0.5, "high": 0.7}, "kv": {"value": 0.3}},
+    "mu_by_limit": {"slots": {"value": 10.0}, "kv": {"value": 20.0}},
+    "explanation": ["rho = lambda / mu = 6 / 10 = 0.60"],
+}  # fmt: skip
+FLEET = HealthView(
+    scope="fleet", name="", at=AT, age_s=4.0, is_stale=False, rho=0.6, rho_low=0.48, rho_high=0.75,
+    grade="A", method="curve", binding="slots",
+    service_rate=10.0, service_rate_low=8.0, service_rate_high=12.5,
+    output_tokens_rate=3000.0, arrival_rate=20.0, throughput=6.0, flow_balance=1.0, flow_balance_z=0.0,
+    saturated=False, headroom_rps=2.5, running=32, waiting=0, kv_used_ratio=0.2, partial=False,
+    missing_nodes=(), detail=DETAIL,
+)  # fmt: skip
+
+
+def test_a_row_gives_every_rho_with_its_interval_and_what_own_limits_refused():
+    row = {name: values[0] for name, values in vm.rows([FLEET]).items()}
+    assert (row["rho"], row["interval"], row["grade"]) == (0.6, "0.48 to 0.75", "A")
+    assert row["5 min"] == "0.58 (0.50 to 0.70)"
+    assert row["worst"] == "0.90 n2, 1.5 times"
+    # 20/s came, 14/s were refused by their callers' quotas: 6/s compete for 10/s
+    assert (row["demand"], row["own limits"], row["capacity"]) == ("6 req/s", "14 req/s", "10 req/s")
+    assert row["binding"] == "sequence slots"
+    assert row["time"] == "drained in 20 s"
+
+
+def test_an_old_verdict_has_an_age_and_no_numbers():
+    row = {n: v[0] for n, v in vm.rows([replace(FLEET, is_stale=True, age_s=300.0)]).items()}
+    assert "5 min ago" in row.pop("verdict")
+    assert row.pop("subject") == "fleet"
+    assert set(row.values()) == {None}
+    assert vm.limit_rows(replace(FLEET, is_stale=True))["limit"] == []
+    assert vm.why(replace(FLEET, is_stale=True, age_s=300.0))[0].startswith("This verdict is")
+
+
+def test_limits_are_ranked_and_the_binding_one_is_named():
+    assert vm.limit_rows(FLEET)["limit"] == ["sequence slots (binds)", "KV cache"]
+    assert vm.limit_rows(FLEET)["interval"] == ["0.50 to 0.70", None]
+
+
+def test_an_occupancy_comes_with_what_to_expect_of_it():
+    assert vm.occupancy(FLEET) == (
+        "Batch in use: 40 % of the operating batch; at rho 0.85 expect 61 %. Not utilization."
+    )
+    assert vm.occupancy(None) == "Batch in use: \u2014"
+
+
+def test_the_fleet_s_card_says_what_own_limits_refused():
+    card = fleet.rho_card(FLEET)
+    assert card.value == "0.60"
+    assert "without 1.40 that tenants' own limits refused" in card.note
