@@ -26,7 +26,7 @@ Verb = Literal["pause", "resume", "promote", "abort"]
 NodeVerb = Literal["drain", "rest", "resume"]
 
 
-def _change(work: Callable[[Any, Actor, datetime], T]) -> T:
+def change(work: Callable[[Any, Actor, datetime], T]) -> T:
     """Run `work` in one transaction with the actor as the database knows them now.
 
     Raises what the command raises; Unauthenticated after the sign-in ended; Unavailable.
@@ -51,7 +51,7 @@ def publish(
     document: object, *, parent: int, note: str, strategy: Strategy, bake_s: float, key: str
 ) -> Published:
     """Publish a policy document. `key` makes a second click harmless."""
-    return _change(
+    return change(
         lambda session, actor, now: commands_policy.publish(
             session,
             document=document,
@@ -68,7 +68,7 @@ def publish(
 
 def roll_back(to: int, *, note: str, key: str) -> Published:
     """Make the content of revision `to` the newest one, everywhere at once."""
-    return _change(
+    return change(
         lambda session, actor, now: commands_policy.rollback(
             session, to=to, author=actor, note=note, now=now, idempotency_key=key
         )
@@ -83,7 +83,7 @@ def steer_rollout(verb: Verb, *, note: str) -> Rollout:
         "promote": commands_rollout.promote,
         "abort": commands_rollout.abort,
     }[verb]
-    return _change(lambda session, actor, now: command(session, actor=actor, note=note, now=now))
+    return change(lambda session, actor, now: command(session, actor=actor, note=note, now=now))
 
 
 def set_node_state(verb: NodeVerb, name: str, *, note: str) -> None:
@@ -93,12 +93,12 @@ def set_node_state(verb: NodeVerb, name: str, *, note: str) -> None:
         "rest": commands_fleet.rest_node,
         "resume": commands_fleet.resume_node,
     }[verb]
-    _change(lambda session, actor, now: command(session, actor, name=name, now=now, note=note))
+    change(lambda session, actor, now: command(session, actor, name=name, now=now, note=note))
 
 
 def acknowledge(alert_id: int, *, note: str) -> None:
     """Say that somebody looks after an alert."""
-    _change(
+    change(
         lambda session, actor, now: commands_fleet.acknowledge_alert(
             session, actor, alert_id=alert_id, now=now, note=note
         )
@@ -107,7 +107,7 @@ def acknowledge(alert_id: int, *, note: str) -> None:
 
 def create_key(tenant: str, *, label: str) -> NewTenantKey:
     """Make a tenant's key. What it returns is shown once and kept nowhere."""
-    return _change(
+    return change(
         lambda session, actor, now: create_tenant_key(
             session, tenant=tenant, label=label, actor=actor, now=now
         )
@@ -116,7 +116,7 @@ def create_key(tenant: str, *, label: str) -> NewTenantKey:
 
 def revoke_key(key_id: str) -> bool:
     """Revoke a tenant's key; False if it was revoked before."""
-    return _change(
+    return change(
         lambda session, actor, now: revoke_tenant_key(session, key_id=key_id, actor=actor, now=now)
     )
 
@@ -130,7 +130,7 @@ def set_price(
     source: str,
 ) -> None:
     """Set a price from `effective_from` on (None: from now)."""
-    _change(
+    change(
         lambda session, actor, now: add_price(
             session,
             price_class=price_class,

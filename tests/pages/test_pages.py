@@ -10,7 +10,7 @@ from tests.pages.conftest import Show, column, text
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
-PAGES = ("fleet", "node", "policy", "rollout", "audit", "estimates", "spend")
+PAGES = ("fleet", "alerts", "node", "policy", "rollout", "audit", "estimates", "spend")
 
 
 @pytest.mark.parametrize("page", PAGES)

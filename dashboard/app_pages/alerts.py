@@ -1,0 +1,70 @@
+"""What is wrong now, who looks after it, and who was told?"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import alert_actions, components, data, data_alerts, state
+from dashboard import tables_alerts as tables
+from dashboard import viewmodels_alerts as vm
+
+st.title("Alerts")
+chosen = state.filters()
+alert_actions.asked_runbook()
+linked = str(st.query_params.get("alert", ""))
+show = st.segmented_control(
+    "Show",
+    vm.VIEWS,
+    key="show",
+    default="now",
+    required=True,
+    bind="query-params",
+    label_visibility="collapsed",
+    format_func=vm.VIEW_LABELS.__getitem__,
+)
+
+
+def live() -> None:
+    """Draw everything that moves."""
+    at = data.now()
+    found = data_alerts.book()
+    if components.problem(found, at, chosen.zone) or found.value is None:
+        return
+    book = found.value
+    components.cards(vm.cards(book))
+    entry = vm.chosen(book, linked)
+    if linked and entry is None:
+        st.info(f"Alert {linked[:20]} is not open and not of the last week.")
+    elif entry is not None:
+        alert_actions.row(vm.row(entry, at, chosen.zone), is_linked=True)
+    if show == "over":
+        components.table(vm.over_rows(book.resolved, at, chosen.zone), tables.OVER, key="over")
+        st.caption("Resolved in the last seven days.")
+    elif show == "rules":
+        components.table(vm.rule_rows(book.rules), tables.RULES, key="rules")
+    elif show == "notices":
+        components.table(vm.webhook_rows(book.webhooks, at, chosen.zone), tables.WEBHOOKS, key="webhooks")
+        components.table(vm.notice_rows(book.notices, at, chosen.zone), tables.NOTICES, key="notices")
+    else:
+        for heading, entries in vm.by_state(book).items():
+            others = [e for e in entries if e is not entry]
+            if others or heading == "Open":
+                st.subheader(heading)
+            if heading == "Open" and not entries:
+                st.markdown("Nothing is open.")
+            for other in others:
+                alert_actions.row(vm.row(other, at, chosen.zone))
+
+
+components.live(live, chosen.tick_s())
+now = data_alerts.book().value
+alert_actions.dialogs(now)
+if now is not None and show == "now" and now.silences:
+    st.subheader("Silences that hold")
+    alert_actions.silences(now.silences, chosen.zone)
+if now is not None and show == "rules":
+    st.subheader("Change a rule")
+    alert_actions.change_rule(now.rules)
+if now is not None and show == "notices":
+    alert_actions.webhook_buttons(now.webhooks)
+    st.caption("Add one: `rhodeck webhooks add NAME URL`, or `--kind alertmanager`.")

@@ -1,0 +1,306 @@
+"""Alerts in words: what is open, who has it, who is told, what was told, and the rules behind it. Pure.
+
+Prevents: a silenced alert that looks as if it were solved, and an alert without the way to its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from control.alert_rule_store import RuleView
+from control.alert_silences import Silence
+from control.queries_alerts import AlertBook, AlertCount, AlertEntry, NoticeView, WebhookView
+from dashboard import state, words
+from dashboard.times import UNKNOWN, Zone, age
+from dashboard.viewmodels import FLEET_PAGE, NODE_PAGE, ROLLOUT_PAGE, SIGNS, SPEND_PAGE, Card
+from dashboard.words import Tone
+from fleet.alert_rules import RULES, AlertRule, Direction
+
+VIEWS = ["now", "over", "rules", "notices"]
+VIEW_LABELS = {"now": "Now", "over": "Over", "rules": "Rules", "notices": "Notices"}
+FLOW_PAGE = "app_pages/flow.py"
+#: Where the cause of an alert shows, for what is about no node.
+CAUSE_PAGES: dict[str, tuple[str, str]] = {
+    "policy_drift": (ROLLOUT_PAGE, "Rollout"),
+    "budget": (SPEND_PAGE, "Spend"),
+    "unstable": (FLOW_PAGE, "Flow"),
+    "starvation": (FLOW_PAGE, "Flow"),
+    "unfairness": (FLOW_PAGE, "Flow"),
+    "burst": (FLOW_PAGE, "Flow"),
+    "retry_storm": (FLOW_PAGE, "Flow"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One alert as the page draws it."""
+
+    id: int
+    tone: Tone
+    word: str
+    title: str
+    text: str
+    since: str
+    page: str
+    link: str
+    query: dict[str, str]
+    rule: str
+    can_acknowledge: bool
+    can_silence: bool
+    lines: tuple[str, ...] = field(default=())  # the numbers behind it
+
+
+def badge(found: AlertCount | None) -> str:
+    """Return what the frame says: "2 alerts, 1 critical"."""
+    if found is None:
+        return "alerts not known"
+    if not found.unresolved:
+        return "no alerts"
+    critical = f", {found.critical} critical" if found.critical else ""
+    return f"{words.plural(found.unresolved, 'alert')}{critical}"
+
+
+def badge_icon(found: AlertCount | None) -> str:
+    """Return the sign beside the count."""
+    if found is None:
+        return ":material/help:"
+    if found.critical:
+        return ":material/error:"
+    return ":material/notifications_active:" if found.unresolved else ":material/notifications:"
+
+
+def cards(book: AlertBook) -> list[Card]:
+    """Return how many alerts are in which state, and whether people hear of them."""
+    groups = by_state(book)
+    opened, have, hidden = groups["Open"], groups["Acknowledged"], groups["Silenced"]
+    critical = sum(1 for entry in opened if entry.severity == "critical")
+    tone: Tone = "act" if critical else "watch" if opened else "good"
+    word = f"{critical} critical" if critical else "no critical one" if opened else "none"
+    dead = sum(hook.dead for hook in book.webhooks)
+    waiting = sum(hook.pending for hook in book.webhooks)
+    told: tuple[Tone, str] = ("good", "delivered")
+    if not book.webhooks:
+        told = ("watch", "nobody is told")
+    elif dead:
+        told = ("act", f"{dead} given up")
+    elif waiting:
+        told = ("watch", f"{waiting} on the way")
+    return [
+        Card("Open", words.count(len(opened)), word, tone, "nobody has said that they look after it"),
+        Card("Acknowledged", words.count(len(have)), "somebody has it" if have else "none", "plain"),
+        Card("Silenced", words.count(len(hidden)), "nobody is told" if hidden else "none", "plain"),
+        Card("Webhooks", words.count(len(book.webhooks)), told[1], told[0], "where notices go"),
+    ]
+
+
+def by_state(book: AlertBook) -> dict[str, list[AlertEntry]]:
+    """Return unresolved alerts under the headings of the page. Stale ones are among the others."""
+    found: dict[str, list[AlertEntry]] = {"Open": [], "Acknowledged": [], "Silenced": []}
+    for entry in book.unresolved:
+        if entry.acknowledged_at is not None:
+            found["Acknowledged"].append(entry)
+        elif entry.silence is not None:
+            found["Silenced"].append(entry)
+        else:
+            found["Open"].append(entry)
+    return found
+
+
+def row(entry: AlertEntry, at: datetime, zone: Zone) -> Row:
+    """Return one alert as the page draws it."""
+    tone: Tone = "act" if entry.severity == "critical" else "watch"
+    if entry.acknowledged_at is not None or entry.silence is not None:
+        tone = "plain"
+    word = "stale" if entry.state == "stale" else entry.severity
+    page, link, query = cause(entry, at)
+    rule = RULES.get(entry.rule)
+    return Row(
+        entry.id,
+        tone,
+        word,
+        entry.rule if rule is None else rule.title,
+        entry.summary,
+        _since(entry, at, zone),
+        page,
+        link,
+        query,
+        entry.rule,
+        entry.acknowledged_at is None and entry.state != "resolved",
+        entry.silence is None and entry.state != "resolved",
+        _lines(entry, rule),
+    )
+
+
+def _since(entry: AlertEntry, at: datetime, zone: Zone) -> str:
+    parts = [f"since {zone.since(entry.opened_at, at)}"]
+    if entry.state == "stale":
+        parts.append("no data: nobody knows whether it is over")
+    if entry.acknowledged_by:
+        parts.append(f"{entry.acknowledged_by} has it since {zone.clock(entry.acknowledged_at)}")
+    if entry.silence is not None:
+        parts.append(
+            f"silenced until {zone.stamp(entry.silence.expires_at)} by {entry.silence.created_by}: "
+            f"{entry.silence.reason}"
+        )
+    elif entry.notified_at is None:
+        parts.append("not told yet")
+    return "; ".join(parts)
+
+
+def _lines(entry: AlertEntry, rule: AlertRule | None) -> tuple[str, ...]:
+    unit = "" if rule is None or rule.unit == "yes or no" else f" {rule.unit}"
+    lines: list[str] = []
+    if unit:
+        lines.append(f"Value {words.number(entry.value)}{unit}, opened at {words.number(entry.threshold)}")
+    lines += [str(line) for line in entry.detail.get("explanation", ())]
+    if entry.detail.get("detail"):
+        lines.append(str(entry.detail["detail"]))
+    return tuple(lines)
+
+
+def cause(entry: AlertEntry, at: datetime) -> tuple[str, str, dict[str, str]]:
+    """Return where the cause shows (page, label, query), in a range that holds the alert's beginning."""
+    query = {"range": range_holding((at - entry.opened_at).total_seconds()), "mark": str(entry.id)}
+    if entry.scope == "node":
+        return NODE_PAGE, entry.subject, {"node": entry.subject} | query
+    page, link = CAUSE_PAGES.get(entry.rule, (FLEET_PAGE, "Fleet"))
+    return page, link, query
+
+
+def range_holding(age_s: float) -> str:
+    """Return the shortest range of the strip that shows the time `age_s` ago with some room before it."""
+    fitting = [name for name, span_s in state.RANGES.items() if span_s >= 1.2 * age_s]
+    return fitting[0] if fitting else list(state.RANGES)[-1]
+
+
+def over_rows(entries: Sequence[AlertEntry], at: datetime, zone: Zone) -> dict[str, list[Any]]:
+    """Return resolved alerts by column."""
+    return {
+        "severity": [entry.severity for entry in entries],
+        "what": [_title(entry) for entry in entries],
+        "subject": [entry.subject or "the fleet" for entry in entries],
+        "opened": [zone.stamp(entry.opened_at) for entry in entries],
+        "lasted": [_lasted(entry) for entry in entries],
+        "ended": [zone.since(entry.resolved_at, at) for entry in entries],
+        "why": [str(entry.detail.get("resolved", UNKNOWN)) for entry in entries],
+        "by": [entry.acknowledged_by or UNKNOWN for entry in entries],
+        "told": ["told" if entry.notified_at else "nobody" for entry in entries],
+        "said": [entry.summary for entry in entries],
+    }
+
+
+def _title(entry: AlertEntry) -> str:
+    rule = RULES.get(entry.rule)
+    return entry.rule if rule is None else rule.title
+
+
+def _lasted(entry: AlertEntry) -> str:
+    if entry.resolved_at is None:
+        return UNKNOWN
+    return age((entry.resolved_at - entry.opened_at).total_seconds())
+
+
+def rule_rows(views: Sequence[RuleView]) -> dict[str, list[Any]]:
+    """Return the rules in force by column."""
+    rules = [view.rule for view in views]
+    return {
+        "rule": [f"/alerts?runbook={rule.name}" for rule in rules],
+        "what": [rule.title for rule in rules],
+        "about": [", ".join(rule.scopes) for rule in rules],
+        "state": [
+            f"{SIGNS['good']} on" if rule.is_enabled else f"{SIGNS['unknown']} off" for rule in rules
+        ],
+        "severity": [rule.severity.value for rule in rules],
+        "opens": [opens(rule) for rule in rules],
+        "resolves": [resolves(rule) for rule in rules],
+        "by": [view.updated_by if view.changes else "as delivered" for view in views],
+    }
+
+
+def opens(rule: AlertRule) -> str:
+    """Return when a rule opens: "above 0.85 ratio for more than 120 s"."""
+    side = "above" if rule.direction is Direction.ABOVE else "below"
+    return f"{side} {rule.open_at:g} {rule.unit} for more than {rule.open_after_s:g} s"
+
+
+def resolves(rule: AlertRule) -> str:
+    """Return when a rule resolves."""
+    side = "below" if rule.direction is Direction.ABOVE else "above"
+    return f"{side} {rule.resolve_at:g} for {rule.resolve_after_s:g} s"
+
+
+def silence_text(silence: Silence, zone: Zone) -> str:
+    """Return a silence as a sentence."""
+    until = zone.stamp(silence.expires_at)
+    return f"{silence.matcher}, until {until}, by {silence.created_by}: {silence.reason}"
+
+
+def webhook_rows(views: Sequence[WebhookView], at: datetime, zone: Zone) -> dict[str, list[Any]]:
+    """Return webhooks by column."""
+    return {
+        "webhook": [view.name for view in views],
+        "kind": [view.kind for view in views],
+        "url": [view.url for view in views],
+        "state": [_webhook_state(view) for view in views],
+        "taken": [zone.since(view.last_ok_at, at) for view in views],
+        "pending": [view.pending for view in views],
+        "dead": [view.dead for view in views],
+        "failed": [
+            f"{zone.since(view.last_error_at, at)}: {view.last_error}" if view.last_error else UNKNOWN
+            for view in views
+        ],
+    }
+
+
+def _webhook_state(view: WebhookView) -> str:
+    if view.dead:
+        return f"{SIGNS['act']} given up {view.dead}"
+    is_failing = view.last_error_at is not None and (
+        view.last_ok_at is None or view.last_error_at > view.last_ok_at
+    )
+    if is_failing:
+        return f"{SIGNS['watch']} failing"
+    return f"{SIGNS['good']} taking" if view.last_ok_at else f"{SIGNS['unknown']} not used yet"
+
+
+def notice_rows(views: Sequence[NoticeView], at: datetime, zone: Zone) -> dict[str, list[Any]]:
+    """Return what people were told by column."""
+    return {
+        "at": [zone.since(view.at, at) for view in views],
+        "kind": [view.kind for view in views],
+        "rule": [view.rule for view in views],
+        "said": [view.summary for view in views],
+        "to": [
+            ", ".join(f"{name}: {_delivery(*how)}" for name, how in view.deliveries.items()) or "nobody"
+            for view in views
+        ],
+    }
+
+
+def _delivery(state_: str, attempts: int, error: str | None) -> str:
+    tried = f" after {attempts} calls" if attempts > 1 else ""
+    why = f" ({error})" if error and state_ != "delivered" else ""
+    return {"dead": "given up", "pending": "on the way"}.get(state_, state_) + tried + why
+
+
+def silence_choices(entry: AlertEntry) -> dict[str, dict[str, str | None]]:
+    """Return what can be silenced from one alert: label -> matchers, the narrowest first."""
+    who = entry.subject or "the fleet"
+    found: dict[str, dict[str, str | None]] = {
+        f"{entry.rule} of {who}": {"rule": entry.rule, "scope": entry.scope, "subject": entry.subject}
+    }
+    if entry.pool:
+        found[f"{entry.rule} in pool {entry.pool}"] = {"rule": entry.rule, "pool": entry.pool}
+    if entry.subject:
+        found[f"everything about {who}"] = {"scope": entry.scope, "subject": entry.subject}
+    found[f"{entry.rule} everywhere"] = {"rule": entry.rule}
+    return found
+
+
+def chosen(book: AlertBook, number: str) -> AlertEntry | None:
+    """Return the alert an address names; None if it is not of the last week."""
+    listed = [*book.unresolved, *book.resolved]
+    return next((entry for entry in listed if str(entry.id) == number), None)
