@@ -84,7 +84,7 @@ def add_source(
     row = DiscoverySourceRow(
         name=name,
         kind=kind,
-        settings=checked.model_dump(mode="json", exclude_none=True),
+        settings=checked.model_dump(mode="json"),
         pool=pool,
         name_rule=rule,
         price_class=price_class,

@@ -54,14 +54,17 @@ def read_bounded(path: str, most: int, what: str) -> bytes:
     """Return a regular file's bytes. Raises Unavailable (not there, not readable) or InvalidInput."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise InvalidInput(f"the {what} {path} is no regular file", hint="Name a regular file")
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                body = file.read(most + 1)
+        finally:
+            os.close(handle)
     except OSError as exc:
         raise Unavailable(
             f"the {what} {path} cannot be read: {exc.strerror}", hint="Check the path and who may read it"
         ) from exc
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise InvalidInput(f"the {what} {path} is no regular file", hint="Name a regular file")
-        body = file.read(most + 1)
     if len(body) > most:
         raise InvalidInput(f"the {what} {path} has more than {most} bytes", hint="Name another file")
     return body
