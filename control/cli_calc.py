@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 import click
 
 from fleet.errors import InvalidInput
+from fleet.model_cards import model_card, model_cards
 from fleet.queueing import MODELS, calculate
 
 MAX_PARAMS_CHARS = 10_000
@@ -41,20 +42,61 @@ def read_params(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
+def _evaluate(model: str, params: dict[str, Any], quantity: str) -> float:
+    """Return the value. Raises InvalidInput that also says what the model takes."""
+    card = model_card(model)
+    try:
+        return calculate(model, params, quantity).value
+    except InvalidInput as exc:
+        names = {p.name for p in card.parameters}
+        if exc.field is not None and (exc.field in names or exc.field in params):
+            hint = f"{model} takes {card.takes}"
+            raise InvalidInput(exc.message, hint=hint, field=exc.field) from exc
+        raise
+
+
+def _listed(as_json: bool) -> str:
+    cards = model_cards()
+    if as_json:
+        return json.dumps(
+            [
+                {
+                    "model": card.name,
+                    "parameters": [
+                        {"name": p.name, "kind": p.kind, "optional": p.is_optional} for p in card.parameters
+                    ],
+                    "quantities": card.quantities,
+                }
+                for card in cards
+            ],
+            indent=1,
+        )
+    lines = [f"{card.name}\n  takes {card.takes}\n  gives {', '.join(card.quantities)}" for card in cards]
+    return "\n".join([*lines, "* stands for a number: Wq_p99, P_Wq_gt_0.5"])
+
+
 @click.command()
-@click.argument("model")
-@click.option("--params", "params_text", required=True, metavar="JSON", help="Parameters as a JSON object.")
-@click.option("--quantity", required=True, help="What to print, for example Wq or Wq_p99.")
+@click.argument("model", required=False)
+@click.option("--list", "as_list", is_flag=True, help="List the models, what they take and what they give.")
+@click.option("--params", "params_text", metavar="JSON", help="Parameters as a JSON object.")
+@click.option("--quantity", help="What to print, for example Wq or Wq_p99.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print model, parameters, quantity and value as JSON."
 )
-def calc(model: str, params_text: str, quantity: str, as_json: bool) -> None:
+def calc(
+    model: str | None, as_list: bool, params_text: str | None, quantity: str | None, as_json: bool
+) -> None:
     """Print QUANTITY of MODEL at the given parameters.
 
     An unknown name is refused with the list of those there are.
     """
+    if as_list:
+        click.echo(_listed(as_json))
+        return
+    if model is None or params_text is None or quantity is None:
+        raise click.UsageError("give MODEL, --params and --quantity, or --list")
     params = read_params(params_text)
-    value = calculate(model, params, quantity).value
+    value = _evaluate(model, params, quantity)
     if as_json:
         shown = {"model": model, "params": params, "quantity": quantity, "value": value}
         click.echo(json.dumps(shown, allow_nan=False))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
 
 from control.cli import main
+
+VECTORS = Path(__file__).parents[2] / "data" / "queueing" / "queueing_vectors.csv"
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -33,12 +37,36 @@ def test_json_repeats_the_question(capsys):
     }  # fmt: skip
 
 
+def test_the_list_names_what_every_model_takes_and_gives(capsys):
+    code, out, _ = run(capsys, "--list")
+    assert code == 0
+    assert "mmc\n  takes lam (number > 0), mu (number > 0), c (whole number >= 1)\n" in out
+    _, out, _ = run(capsys, "--list", "--json")
+    listed = {model["model"]: model for model in json.loads(out)}
+    with VECTORS.open(newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    assert {row["model"] for row in rows} == set(listed)
+    for row in rows:  # what is listed is what there is: every vector's parameters and no mandatory one more
+        taken = {p["name"]: p["optional"] for p in listed[row["model"]]["parameters"]}
+        given = set(json.loads(row["params"]))
+        assert given <= set(taken), row
+        assert {name for name, optional in taken.items() if not optional} <= given, row
+
+
+def test_without_a_model_the_usage_is_shown(capsys):
+    code, _, err = run(capsys, "mmc")
+    assert code == 2
+    assert "give MODEL, --params and --quantity, or --list" in err
+
+
 @pytest.mark.parametrize(
     ("model", "params", "quantity", "says"),
     [
         ("nothing", "{}", "Wq", "Models: erlang_b"),
         ("mmc", '{"lam": 1, "mu": 1, "c": 2}', "speed", "Quantities: rho"),
         ("mmc", "lam=1", "Wq", "not JSON"),
+        ("mmc", '{"lam": 1}', "Wq", "mmc takes lam (number > 0), mu (number > 0), c (whole"),
+        ("mmc", '{"lam": 1, "mu": 2, "c": 1, "servers": 3}', "Wq", "mmc takes lam (number > 0)"),
         ("mmc", "[1]", "Wq", "not a JSON object"),
         ("mmc", '{"lam": NaN, "mu": 1, "c": 2}', "Wq", "NaN is not a number"),
         ("mmc", '{"lam": 1e999, "mu": 1, "c": 2}', "Wq", "not a finite number"),
