@@ -5,11 +5,12 @@ Pure. Prevents: a doubling that looks like a straight line on one axis and a wal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control.flow_store import FlowPoint
-from dashboard import charts, theme
+from dashboard import charts, theme, words
 from dashboard.charts import Figure, Line
 from dashboard.times import Zone
 from fleet.health_reading import TARGET_RHO
@@ -29,12 +30,23 @@ def latency_figure(points: Sequence[FlowPoint], zone: Zone, title: str) -> Figur
         ],
         zone,
         title=title,
-        unit="ms, log scale",
+        unit="ms on a log scale",
         summary=f"{title}: p50 and p99 of each minute",
         height_px=_HEIGHT_PX,
     )
-    figure.spec["layout"]["yaxis"] = {"type": "log", "nticks": 6}
+    seen = [v for p in points for v in (_ms(p.p50_s), _ms(p.p99_s), _ms(p.ttft_p99_s)) if v is not None]
+    figure.spec["layout"]["yaxis"] = {"type": "log", **_ticks(seen)}
     return figure
+
+
+def _ticks(values_ms: Sequence[float]) -> dict[str, Any]:
+    """Return ticks of a log axis that say their unit: decades, with 2 and 5 where the range is short."""
+    if not values_ms:
+        return {}
+    first, last = math.floor(math.log10(min(values_ms))), math.ceil(math.log10(max(values_ms)))
+    steps = (1, 2, 5) if last - first <= 2 else (1,)
+    at = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
+    return {"tickvals": at, "ticktext": [words.seconds(value / 1000) for value in at]}
 
 
 def places_figure(points: Sequence[FlowPoint], zone: Zone) -> Figure:

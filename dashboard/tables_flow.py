@@ -49,6 +49,7 @@ SUBJECTS: dict[str, Any] = {
     "as of": column.TextColumn("As of"),
 }
 OTHERS: dict[str, Any] = {
+    "state": column.TextColumn("State", width=100),
     "rule": column.TextColumn("What", width=150),
     "subject": column.TextColumn("Of", width=120),
     "value": _figure("Value"),

@@ -67,7 +67,8 @@ def stage_caption(state: FlowNow, zone: Zone) -> str:
     )
     return (
         f"{when} L = X W holds on means, in equilibrium: what is left over are requests growing old. "
-        "Engines report times when a request finishes, so a stage's W is of those that left the engine."
+        "Engines report times when a request finishes, so a stage's W is of those that left the engine. "
+        "Prefill is what runs less what decodes: rough, with a few looks a minute."
     )
 
 
@@ -249,17 +250,27 @@ def subject_rows(states: Sequence[FlowNow], now: datetime, zone: Zone) -> dict[s
 
 
 def other_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
-    """Return bursts, KV, burn rates, hot nodes, shares, waits and repetitions: worst first in each rule."""
-    found = [one for state in states for one in state.detail.get("others") or []]
-    order = list(_RULES)
-    found.sort(key=lambda s: (order.index(FlowRule(s["rule"])), s["value"] is None, -(s["value"] or 0.0)))
+    """Return bursts, KV, burn rates, hot nodes, shares, waits and repetitions, the nearest to bad first."""
+    found = [
+        (UNITS[FlowRule(one["rule"])][2], one)
+        for state in states
+        for one in state.detail.get("others") or []
+    ]
+    found.sort(key=lambda s: (s[1]["value"] is None, -(s[1]["value"] or 0.0) / s[0], s[1]["rule"]))
     return {
-        "rule": [_RULES[FlowRule(s["rule"])] for s in found],
-        "subject": [label(s["scope"], s["subject"]) for s in found],
-        "value": [words.UNKNOWN if s["value"] is None else f"{s['value']:.2f}" for s in found],
-        "limit": [f"{UNITS[FlowRule(s['rule'])][2]:g}" for s in found],
-        "words": [s["summary"] for s in found],
+        "state": [_against(one["value"], limit) for limit, one in found],
+        "rule": [_RULES[FlowRule(one["rule"])] for _, one in found],
+        "subject": [label(one["scope"], one["subject"]) for _, one in found],
+        "value": [words.UNKNOWN if one["value"] is None else f"{one['value']:.2f}" for _, one in found],
+        "limit": [f"{limit:g}" for limit, _ in found],
+        "words": [one["summary"] for _, one in found],
     }
+
+
+def _against(value: float | None, limit: float) -> str:
+    if value is None:
+        return f"{SIGNS['unknown']} not known"
+    return f"{SIGNS['watch']} above" if value > limit else f"{SIGNS['good']} below"
 
 
 def share_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:

@@ -169,7 +169,7 @@ def assess_equilibrium(
     UNSTABLE at once when even the low end of rho exceeds 1, when p99 certainly doubles under a still p50,
     or when two signals are raised by growth; but flow and age alone, with the high end of rho below 1, are
     a queue on its way to its next level: FILLING. FILLING or DRAINING by the sign of a raised flow; else
-    EQUILIBRIUM; None when nothing is known.
+    EQUILIBRIUM; None when neither flow nor ages nor a trend are known.
     """
     (flow, z), (trend, tail) = flow_signal(minutes), trend_signal(minutes)
     signals = (flow, age_signal(minutes), trend, backlog_signal(waiting, longest_wait_s, mu))
@@ -190,8 +190,8 @@ def _balance(
 ) -> Balance | None:
     if doubles or (rho_low is not None and rho_low > 1):
         return Balance.UNSTABLE
-    if all(signal.is_raised is None for signal in signals):
-        return None
+    if all(signal.is_raised is None for signal in signals if signal.name != "backlog"):
+        return None  # a short queue alone does not prove balance
     raised = {signal.name for signal in signals if signal.is_raised}
     is_draining = z is not None and z <= -FLOW_Z
     if len(raised) >= 2 and not is_draining:

@@ -66,7 +66,13 @@ def test_age_is_the_part_of_l_that_completions_do_not_explain():
 def test_a_backlog_is_more_than_can_start_in_time():
     # 1.5 s at 20/s: 30 may wait
     assert "backlog" in raised(assess_equilibrium([], waiting=31, mu=20.0))
-    assert assess_equilibrium([], waiting=30, mu=20.0).balance is Balance.EQUILIBRIUM
+    assert "backlog" not in raised(assess_equilibrium([], waiting=30, mu=20.0))
+
+
+def test_a_short_queue_alone_does_not_prove_balance():
+    assert assess_equilibrium([], waiting=0, mu=20.0).balance is None
+    calm = minutes([2.0] * 2, arrivals=300, departures=300)
+    assert assess_equilibrium(calm, waiting=0, mu=20.0).balance is Balance.EQUILIBRIUM
 
 
 def test_rho_above_one_at_its_low_end_is_unstable_at_once_and_nothing_known_is_none():
