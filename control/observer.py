@@ -16,11 +16,13 @@ from functools import partial
 
 import numpy as np
 
+from control import alert_signals
 from control.alerts import observe as observe_alerts
 from control.assess import Assessment, Assessor
 from control.capacity_book import CapacityBook, EngineKey
 from control.database import session_scope
 from control.deps import Deps
+from control.derived_metrics import DerivedMetrics
 from control.fleet_facts import FleetFacts, load_fleet
 from control.flow_book import FlowBook
 from control.flow_store import policy_in_force, stored_minutes
@@ -59,6 +61,8 @@ class Observer:
         self._deps = deps
         self._scraper = scraper
         self._metrics = metrics
+        self.derived = DerivedMetrics(deps.clock)
+        metrics.registry.register(self.derived)
         self._keep = keep or Retention()
         self._roller = Roller(deps.engine, deps.clock)
         self._rng = rng or np.random.default_rng()
@@ -66,6 +70,7 @@ class Observer:
         self._assessor = Assessor(CapacityBook(self._rng))
         self._quality = QualityBook()
         self._flow = FlowBook()
+        self._alert_facts = alert_signals.AlertFacts()
         self._policy: tuple[int, Policy] | None = None
         self._facts: FleetFacts | None = None
         self._estimates: dict[EngineKey, CapacityEstimate] = {}
@@ -90,6 +95,7 @@ class Observer:
         elif others_lead and self._led:
             self._led = self._refilled = False
             self.writer.discard("another_leads")
+            self.derived.drop()
             self._assessor, self._quality = Assessor(CapacityBook(self._rng)), QualityBook()
             self._flow, self._policy = FlowBook(), None
             self._estimates, self._facts = {}, None
@@ -113,6 +119,7 @@ class Observer:
             standing = open_standing(session) if is_first else []
             minutes = stored_minutes(session, self._deps.clock.now()) if is_first else []
             self._policy = policy_in_force(session, self._policy)
+            self._alert_facts.load(session, self._deps.clock.now(), self._deps.spend)
         self._flow.learn(None if self._policy is None else self._policy[1])
         if is_first:  # no transaction is open while the curves are fitted
             estimates = assessor.book.refresh(facts, self._deps.clock.now().timestamp())
@@ -135,9 +142,12 @@ class Observer:
         flow = await asyncio.to_thread(self._flow.take, round_, assessment)
         estimates, self._estimates = self._estimates, {}
         quality = self._quality.take(round_, facts, dropped=self.writer.dropped)
-        self.writer.offer(
-            Recorded(round_, assessment, observe_alerts(assessment), estimates, quality, flow)
-        )
+        watched = observe_alerts(assessment)
+        watched += alert_signals.from_flow(flow.signals, assessment, round_)
+        watched += alert_signals.from_capacity(self._assessor.book, assessment)
+        watched += self._alert_facts.observations(at)
+        self.writer.offer(Recorded(round_, assessment, watched, estimates, quality, flow))
+        self.derived.take(assessment, flow.states)
         self._count(assessment)
         return _summary(round_, assessment)
 

@@ -30,6 +30,7 @@ from fleet.promql import (
     matcher,
     pulses,
     selector,
+    unseen,
     wanted_names,
 )
 from fleet.readings import PageReading, Reason
@@ -129,7 +130,12 @@ class SourceReader:
         queries = [
             (
                 selector(
-                    [names, *client.settings.matchers, matcher(label, [one.instance for one in chunk])],
+                    [
+                        names,
+                        unseen(round(now_s * 1000)),
+                        *client.settings.matchers,
+                        matcher(label, [one.instance for one in chunk]),
+                    ],
                     seconds=lookback_s,
                 ),
                 now_s,
@@ -171,7 +177,8 @@ def _page_query(
     instances = matcher(settings.instance_label, [one.instance for one, _ in chunk])
     # ranges are left-open since Prometheus 3: one millisecond before the oldest
     seconds = (max(times) - min(times) + 1) / 1000
-    query = selector([wanted_names(), UNWANTED, *settings.matchers, instances], seconds=seconds)
+    names = [wanted_names(), UNWANTED, unseen(max(times))]
+    query = selector([*names, *settings.matchers, instances], seconds=seconds)
     return query, max(times) / 1000
 
 
