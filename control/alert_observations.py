@@ -1,4 +1,4 @@
-"""What each alert rule sees of each subject in one round. Pure.
+"""What an alert rule sees of a subject in one round, and what those about rho and nodes see. Pure.
 
 Values are in the rule's unit; None is "nobody knows", which neither raises nor clears. Nodes in
 maintenance are no subject of any rule. Prevents: a rule that reads missing data as a healthy value.
@@ -11,15 +11,13 @@ from typing import Any
 
 from control.assess import Assessment, NodeState, Verdict
 from control.freshness import Freshness
-from fleet.alert_rules import HOT_NODE, NODE_FROZEN, NODE_SILENT, RHO_HIGH, RULES, SATURATION
+from fleet.alert_rules import NODE_FROZEN, NODE_SILENT, RHO_HIGH, RULES, SATURATION
 from fleet.breach import Certainty, judged
 from fleet.health_reading import TARGET_RHO
 
 Key = tuple[str, str, str]  # rule, scope, subject
 
 _STUCK_FLAGS = frozenset({"frozen", "stalled"})
-#: Below these a node is no hot node, whatever its neighbours do: with little work chance decides.
-HOT_MIN_RHO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,10 @@ class Observation:
 
 
 def observe(assessment: Assessment) -> list[Observation]:
-    """Return what every rule sees in the verdicts of a round."""
+    """Return what the rules about load, silence and standing still see in a round."""
     resting = {s.node.name for s in assessment.nodes if s.node.state == "maintenance"}
     pool_of = {s.node.name: s.node.pool for s in assessment.nodes}
     found: list[Observation] = []
-    pools = {v.name: v for v in assessment.verdicts if v.scope == "pool"}
     for verdict in assessment.verdicts:
         if verdict.scope not in RULES[RHO_HIGH].scopes or (
             verdict.scope == "node" and verdict.name in resting
@@ -53,8 +50,6 @@ def observe(assessment: Assessment) -> list[Observation]:
             continue
         pool = {"node": pool_of.get(verdict.name), "pool": verdict.name}.get(verdict.scope)
         found += [_rho(verdict, pool), _saturation(verdict, pool)]
-        if verdict.scope == "node":
-            found.append(_hot(verdict, pool, pools.get(pool or "")))
     for state in assessment.nodes:
         if state.node.name not in resting:
             found += [_silent(state), _frozen(state)]
@@ -109,22 +104,6 @@ def _saturation(verdict: Verdict, pool: str | None) -> Observation:
         detail={"waiting": health.waiting, "rho": rho},
         pool=pool,
     )
-
-
-def _hot(verdict: Verdict, pool: str | None, whole: Verdict | None) -> Observation:
-    """Compare a node's rho with its pool's. An idle node is not hot; without either rho nobody knows."""
-    own = verdict.health.rho.value
-    others = None if whole is None else whole.health.rho.value
-    value: float | None = None
-    if own is not None and own < HOT_MIN_RHO:
-        value = 0.0
-    elif own is not None and others:
-        value = own / others
-    shown = "unknown" if own is None or not others else f"{own:.2f}, {own / others:.1f} times its pool's"
-    return Observation(
-        HOT_NODE, "node", verdict.name, value, f"rho of {verdict.name} is {shown}", pool=pool,
-        detail={"rho": own, "pool_rho": others},
-    )  # fmt: skip
 
 
 def _silent(state: NodeState) -> Observation:

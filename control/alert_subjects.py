@@ -12,13 +12,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control.tables import GatewayRow, NodeRow, PolicyRevisionRow, PoolRow
+from fleet.alert_rules import CAPACITY_DRIFT, HOT_NODE, KV_EXHAUSTION
+
+#: Rules about nodes that take work: one that drains is no subject of them any more.
+WORKING_ONLY = frozenset({HOT_NODE, KV_EXHAUSTION, CAPACITY_DRIFT})
 
 
-def is_gone(session: Session, scope: str, subject: str) -> bool:
+def is_gone(session: Session, rule: str, scope: str, subject: str) -> bool:
     """Return whether the subject was removed (a node: or rests). The fleet and the tiers never are."""
     if scope in ("node", "engine"):
         node = session.get(NodeRow, subject.partition("/")[0] if scope == "engine" else subject)
-        return node is None or node.state in ("removed", "maintenance")
+        if node is None or node.state in ("removed", "maintenance"):
+            return True
+        return node.state == "draining" and rule in WORKING_ONLY
     if scope == "pool":
         return session.get(PoolRow, subject) is None
     if scope == "gateway":

@@ -107,7 +107,7 @@ def _why_over(now: _Round, key: Key) -> str | None:
     rule, scope, subject = key
     if not _is_watched(now, rule, scope):
         return "the rule is off"
-    return "no longer watched" if is_gone(now.session, scope, subject) else None
+    return "no longer watched" if is_gone(now.session, rule, scope, subject) else None
 
 
 def _unseen(key: Key, row: AlertRow | None) -> Observation:

@@ -120,12 +120,12 @@ RULES: dict[str, AlertRule] = {
             is_sum_worse=True,
         ),
         AlertRule(
-            SLO_BURN, "Error budget burns too fast", "times the limit", ("fleet",), _CRITICAL,
+            SLO_BURN, "Error budget burns too fast", "times the limit", ("fleet", "tier"), _CRITICAL,
             1.0, 1.0, 0.0, 60.0, 1, 2,
         ),
         AlertRule(
-            KV_EXHAUSTION, "KV cache about to run out", "s", ("node", "pool"), _WARNING,
-            300.0, 900.0, 60.0, 180.0, 3, 3, Direction.BELOW,
+            KV_EXHAUSTION, "KV cache about to run out", "ratio", ("node",), _WARNING,
+            0.99, 0.95, 60.0, 180.0, 3, 3,
         ),
         AlertRule(
             NODE_FROZEN, "Engine stands still", "yes or no", ("node",), _CRITICAL,
@@ -136,28 +136,28 @@ RULES: dict[str, AlertRule] = {
             0.5, 0.5, 60.0, 0.0, 2, 2,
         ),
         AlertRule(
-            HOT_NODE, "Node far above its pool", "times the pool's", ("node",), _WARNING,
+            HOT_NODE, "Node far above its pool", "times the others", ("node",), _WARNING,
             1.5, 1.25, 300.0, 300.0, 3, 3,
         ),
         AlertRule(
-            STARVATION, "Longest wait beyond its tier's limit", "times the limit", ("tier",), _CRITICAL,
-            1.0, 0.8, 30.0, 120.0, 2, 3,
+            STARVATION, "Longest wait near its tier's limit", "of the limit", ("tier",), _CRITICAL,
+            0.9, 0.7, 30.0, 120.0, 2, 3,
         ),
         AlertRule(
-            UNFAIRNESS, "Tenants far from their shares", "Jain's index", ("tier", "fleet"), _WARNING,
-            0.8, 0.9, 300.0, 300.0, 3, 3, Direction.BELOW,
+            UNFAIRNESS, "A tenant far from its share", "of its share lacking", ("tier",), _WARNING,
+            0.5, 0.3, 300.0, 300.0, 3, 3,
         ),
         AlertRule(
-            RETRY_STORM, "Clients retry in step", "attempts a request", ("fleet", "tenant"), _WARNING,
-            2.0, 1.5, 60.0, 180.0, 3, 3,
+            RETRY_STORM, "Clients retry in step", "attempts a request", ("fleet",), _WARNING,
+            1.5, 1.2, 60.0, 180.0, 3, 3,
         ),
         AlertRule(
-            BURST, "Arrivals far above their baseline", "times the baseline", ("fleet", "pool"), _WARNING,
-            10.0, 5.0, 80.0, 120.0, 3, 3,
+            BURST, "Arrivals far above their baseline", "times the baseline", ("fleet", "pool", "tier"),
+            _WARNING, 10.0, 5.0, 0.0, 120.0, 0, 3,
         ),
         AlertRule(
             CAPACITY_DRIFT, "Capacity estimates disagree", "ratio", ("node",), _WARNING,
-            0.15, 0.10, 600.0, 600.0, 3, 3,
+            0.15, 0.15, 600.0, 600.0, 3, 3,
         ),
         AlertRule(
             POLICY_DRIFT, "Gateway does not run the policy", "yes or no", ("gateway",), _CRITICAL,
