@@ -96,14 +96,10 @@ def age_signal(minutes: Sequence[Minute]) -> Signal:
 
     The threshold is never below three times 1 / sqrt(requests): ages of a few requests swing by chance.
     """
-    known = [
-        (age_share(m.mean_in_system, m.departures / m.length_s, m.time_mean_s), m.departures)
-        for m in minutes[-AGE_WINDOWS:]
-        if m.mean_in_system and m.time_mean_s is not None and m.departures
-    ]
+    known = [found for m in minutes[-AGE_WINDOWS:] if (found := _age(m)) is not None]
     if len(known) < AGE_WINDOWS:
         return Signal("age", None, "places or times not measured")
-    limits = [max(AGE_SHARE, AGE_NOISE / math.sqrt(count)) for _, count in known]
+    limits = [max(AGE_SHARE, AGE_NOISE / math.sqrt(max(count, 1))) for _, count in known]
     shares = [share for share, _ in known]
     is_raised = all(s > limit for s, limit in zip(shares, limits, strict=True)) or all(
         s < -limit for s, limit in zip(shares, limits, strict=True)
@@ -114,6 +110,20 @@ def age_signal(minutes: Sequence[Minute]) -> Signal:
         is_raised,
         f"(L - X W) / L = {shown} in the last {len(shares)} minutes (raised at {max(limits):.0%})",
     )
+
+
+def _age(minute: Minute) -> tuple[float, int] | None:
+    """Return (share of L that is age, requests behind it); an empty system has no ages."""
+    if minute.mean_in_system is None or minute.departures is None:
+        return None
+    if minute.mean_in_system == 0:
+        return 0.0, minute.departures
+    if not minute.departures:
+        return 1.0, 0  # who is inside only grows old
+    if minute.time_mean_s is None:
+        return None
+    left_rate = minute.departures / minute.length_s
+    return age_share(minute.mean_in_system, left_rate, minute.time_mean_s), minute.departures
 
 
 def trend_signal(minutes: Sequence[Minute]) -> tuple[Signal, TailTrend | None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from fleet.little import Trend, log_trend
@@ -70,37 +70,50 @@ def tail_trend(points: Sequence[TailPoint]) -> TailTrend | None:
     and Mann-Kendall test as in `log_trend`; the rule of certainty is the module's own.
     """
     usable = [point for point in points if point.p50_s > 0 and point.p99_s > 0]
-    now = _at_end(usable, POINTS)
-    if now is None:
+    recent = _window(usable, POINTS)
+    if recent is None:
         return None
-    certain = next((found for found in map(lambda n: _certain(usable, n), WINDOWS) if found), None)
-    return now if certain is None else certain
+    for width in WINDOWS:
+        if (found := _certain(usable, width)) is not None:
+            return found
+    # one look says what three did not: a vote, no certainty
+    return replace(_trend(recent), is_certain=False)
 
 
 def _certain(points: Sequence[TailPoint], width: int) -> TailTrend | None:
     """Return the trend of the newest window of `width` minutes if it held in three successive ones."""
     newest: TailTrend | None = None
     for back in range(RUN):
-        found = _at_end(points[: len(points) - back], width)
-        if found is None or not found.is_certain:
+        recent = _window(points[: len(points) - back], width)
+        if recent is None or _growth(recent) < GROWTH:
+            return None
+        found = _trend(recent)
+        if not found.is_certain:
             return None
         newest = newest or found
     return newest
 
 
-def _at_end(points: Sequence[TailPoint], width: int) -> TailTrend | None:
-    """Return the trend over the last `width` minutes; `is_certain` as far as one look says."""
+def _window(points: Sequence[TailPoint], width: int) -> Sequence[TailPoint] | None:
+    """Return the points of the last `width` minutes; None when too few to judge."""
     if not points:
         return None
     since = points[-1].at_min - width + 0.5
     recent = [point for point in points[-width:] if point.at_min > since]
-    if len(recent) < max(MIN_POINTS, 0 if width == POINTS else 0.8 * width):
-        return None
+    return None if len(recent) < (MIN_POINTS if width == POINTS else 0.8 * width) else recent
+
+
+def _growth(recent: Sequence[TailPoint]) -> float:
+    third = len(recent) // 3
+    return median(p.p99_s for p in recent[-third:]) / median(p.p99_s for p in recent[:third])
+
+
+def _trend(recent: Sequence[TailPoint]) -> TailTrend:
+    """Return the trend over a window; `is_certain` as far as one look says."""
     at = [point.at_min for point in recent]
     tail = log_trend(at, [point.p99_s for point in recent])
     middle = log_trend(at, [point.p50_s for point in recent])
-    third = len(recent) // 3
-    growth = median(p.p99_s for p in recent[-third:]) / median(p.p99_s for p in recent[:third])
+    growth = _growth(recent)
     is_fast = tail.doubling_min is not None and tail.doubling_min < DOUBLING_MIN
     is_still = middle.log_slope_per_min * STILL_FACTOR < tail.log_slope_per_min
     return TailTrend(

@@ -59,8 +59,20 @@ def test_age_is_the_part_of_l_that_completions_do_not_explain():
     held = {"arrivals": 300, "departures": 300, "mean_in_system": 40.0, "time_mean_s": 6.0}
     found = assess_equilibrium(minutes([2.0] * 20, **held))
     assert raised(found) == {"age"}
+    few = held | {"departures": 30, "arrivals": 30, "mean_in_system": 4.0}
+    # 0.5/s of 6 s explain 3 of 4 places; of 30 requests 3 / sqrt(30) = 55 % is chance
+    assert raised(assess_equilibrium(minutes([2.0] * 20, **few))) == set()
     held["mean_in_system"] = 31.0  # 3 %
     assert raised(assess_equilibrium(minutes([2.0] * 20, **held))) == set()
+
+
+def test_an_empty_system_has_no_ages_and_one_that_nobody_leaves_only_ages():
+    empty = {"arrivals": 0, "departures": 0, "mean_in_system": 0.0}
+    age = assess_equilibrium(minutes([2.0] * 3, **empty)).signals[1]
+    assert age.is_raised is False
+    # nobody left: L is all age, but no request ended to judge by: 3 / sqrt(1) is never passed
+    stuck = {"arrivals": 5, "departures": 0, "mean_in_system": 9.0}
+    assert assess_equilibrium(minutes([2.0] * 3, **stuck)).signals[1].is_raised is False
 
 
 def test_a_backlog_is_more_than_can_start_in_time():
