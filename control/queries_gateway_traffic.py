@@ -75,7 +75,7 @@ def traffic_by_tenant(session: Session, since: datetime, until: datetime) -> lis
         .order_by(g.tier, g.tenant)
     )
     outcomes = _outcomes(session, since, until)
-    present = _present(session, since, until)
+    present = present_load(session, since, until)
     by = (g.__table__.c.tenant, g.__table__.c.tier)
     waits = merged_increments(session, GATEWAY_COLUMNS["queue_wait_s"], where, by)
     ttfts = merged_increments(session, GATEWAY_COLUMNS["ttft_s"], where, by)
@@ -123,10 +123,10 @@ def _outcomes(session: Session, since: datetime, until: datetime) -> dict[tuple[
     return found
 
 
-def _present(
+def present_load(
     session: Session, since: datetime, until: datetime
 ) -> dict[tuple[str, str], tuple[int | None, int | None, int | None]]:
-    """Return (queued, in flight, in-flight tokens) of each gateway's newest round, summed."""
+    """Return (queued, in flight, in-flight tokens) by tenant and tier: each gateway's newest, summed."""
     g = GatewaySampleRow
     newest = (
         select(g.gateway, func.max(g.at).label("at"))

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 BUDGET_S = 3.0
 BATCH_S = 1.0
 BATCH_MAX = {Level.MINUTE: 60, Level.HOUR: 24}
-#: The hour in progress is rolled up again this often.
-HOUR_REFRESH = timedelta(minutes=5)
+#: When an hour is worth rolling up, counted from its start.
+HOUR_DUE = timedelta(minutes=62)
 _STATEMENT_TIMEOUT = "60s"
 #: What parts of an engine family's rows add up to: keys, join, condition.
 _SUMS: dict[str, tuple[tuple[dict[str, str], str, str], ...]] = {
@@ -143,11 +143,9 @@ def runs(starts: Sequence[datetime], width: timedelta) -> list[list[datetime]]:
 
 
 def _mark_hours(session: Session, minutes: Sequence[datetime], now: datetime) -> None:
-    """An hour that is over is due now, the one in progress in a while."""
+    """An hour is rolled up when it is over and its last minute had time to be."""
     hours = sorted({rollup_due.bucket_start(at, Level.HOUR) for at in minutes})
-    ends = WIDTH[Level.HOUR]
-    waits = [(at, now if at + ends <= now else min(at + ends, now + HOUR_REFRESH)) for at in hours]
-    rollup_due.mark(session, Level.HOUR, waits)
+    rollup_due.mark(session, Level.HOUR, [(at, max(now, at + HOUR_DUE)) for at in hours])
 
 
 def roll(session: Session, level: Level, since: datetime, until: datetime) -> None:

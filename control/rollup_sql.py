@@ -99,7 +99,7 @@ def _merged(measure: Measure, buckets: Mapping[str, int]) -> str:
         case Merge.TALLY:
             return f"array_agg({name})"
         case Merge.BUCKETS:
-            return _added_buckets(name, buckets.get(name.removesuffix("_counts"), 0))
+            return added_buckets(name, buckets.get(name.removesuffix("_counts"), 0))
 
 
 def _whole_sum(value: str) -> str:
@@ -107,8 +107,12 @@ def _whole_sum(value: str) -> str:
     return f"CASE WHEN sum({value}) > {_INT8_MAX} THEN {_INT8_MAX} ELSE sum({value}) END::bigint"
 
 
-def _added_buckets(name: str, count: int) -> str:
-    """Rows of one set of edges have equally many buckets; what is beyond theirs is cut off again."""
+def added_buckets(name: str, count: int) -> str:
+    """Return the sum of the arrays `name`, each of at most `count` buckets, element by element.
+
+    Rows of one set of edges have equally many buckets; what is beyond theirs is cut off again. Adding by
+    subscript is many times as fast as unnesting.
+    """
     sums = ", ".join(_whole_sum(f"{name}[{i}]") for i in range(1, count + 1))
     return f"(ARRAY[{sums}]::bigint[])[1:max(cardinality({name}))]"
 

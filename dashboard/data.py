@@ -7,7 +7,6 @@ fifty times, an outage that empties the page at the worst moment, and an old ans
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,20 +19,24 @@ from control import (
     database,
     queries_fleet,
     queries_gateway_traffic,
+    queries_history,
     queries_latency,
     queries_nodes,
     queries_policy,
     queries_spend,
+    queries_traffic_history,
 )
 from control.audit import BrokenRow
 from control.exports import Export, spend_csv
 from control.prices import Price, prices
-from control.queries_fleet import AlertView, HealthPoint, HealthView, RoundView
+from control.queries_fleet import AlertView, HealthView, RoundView
 from control.queries_gateway_traffic import TenantTraffic
+from control.queries_history import History
 from control.queries_latency import LatencyView, Metric
 from control.queries_nodes import NodeDetail, NodeRowView
 from control.queries_policy import AuditEntry, GatewayState, Revision, RevisionHead, Rollout, TenantKey
 from control.queries_spend import MonthName
+from control.queries_traffic_history import Traffic
 from dashboard.deps import Deps, deps
 from fleet.errors import Conflict, FleetError, NotFound, Unavailable
 from fleet.spend import MonthSpend
@@ -43,6 +46,7 @@ T = TypeVar("T")
 TTL_S = 5.0
 TTL_SHORT_S = 1.5  # while a rollout is watched
 RECENT = timedelta(minutes=10)
+ROUNDS_SHOWN = timedelta(hours=1)  # single rounds of a node: scatter, remarks, preemptions
 CHANGES_READ = 60  # rows of the record behind the list of recent changes and the marks on charts
 
 
@@ -67,14 +71,6 @@ class FleetNow:
     changes: tuple[AuditEntry, ...]
     latency: dict[Metric, LatencyView]
     traffic: tuple[TenantTraffic, ...]  # of the last ten minutes
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What tenants did in a range, and for how many seconds of it each (tenant, tier) was counted."""
-
-    flows: tuple[TenantTraffic, ...]
-    covered_s: dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,31 +127,21 @@ def _fleet(session: Any, _of: Deps, now: datetime) -> FleetNow:
     )
 
 
-def _timeline(session: Any, _of: Deps, now: datetime, scope: Any, name: str, s: int) -> list[HealthPoint]:
-    return queries_fleet.health_timeline(
-        session, scope, name, now - timedelta(seconds=s), now, max_points=360
-    )
+def _timeline(session: Any, _of: Deps, now: datetime, scope: Any, name: str, s: int) -> History:
+    return queries_history.health_history(session, scope, name, now - timedelta(seconds=s), now)
 
 
 def _traffic(session: Any, _of: Deps, now: datetime, s: int) -> Traffic:
-    since = now - timedelta(seconds=s)
-    points = queries_gateway_traffic.traffic_timeline(session, since, now, max_points=s)
-    period_s = queries_fleet.scrape_period_s(session)
-    counted = Counter((p.tenant, p.tier) for p in points if p.output_tokens is not None)
-    return Traffic(
-        tuple(queries_gateway_traffic.traffic_by_tenant(session, since, now)),
-        {flow: rounds * period_s for flow, rounds in counted.items()},
-    )
+    return queries_traffic_history.traffic_history(session, now - timedelta(seconds=s), now)
 
 
 def _node(session: Any, _of: Deps, now: datetime, name: str, s: int) -> NodeDetail:
-    return queries_nodes.node_detail(session, name, now, window=timedelta(seconds=s))
+    window = min(timedelta(seconds=s), ROUNDS_SHOWN)
+    return queries_nodes.node_detail(session, name, now, window=window)
 
 
 def _node_latency(session: Any, _of: Deps, now: datetime, name: str, s: int) -> dict[Metric, LatencyView]:
-    return queries_latency.latency_quantiles(
-        session, since=now - timedelta(seconds=s), until=now, node=name
-    )
+    return queries_history.latency_history(session, "node", name, now - timedelta(seconds=s), now)
 
 
 def _node_names(session: Any, _of: Deps, now: datetime) -> list[str]:
@@ -308,7 +294,7 @@ def fleet_now() -> Reading[FleetNow]:
     return ask("fleet")
 
 
-def timeline(scope: str, name: str, span_s: int) -> Reading[list[HealthPoint]]:
+def timeline(scope: str, name: str, span_s: int) -> Reading[History]:
     """Verdicts of the last `span_s` seconds of the fleet, a pool or a node."""
     return ask("timeline", scope, name, span_s)
 

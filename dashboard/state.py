@@ -13,7 +13,14 @@ import streamlit as st
 
 from dashboard.times import Zone, zone_of
 
-RANGES: dict[str, int] = {"15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}
+RANGES: dict[str, int] = {
+    "15m": 900,
+    "1h": 3600,
+    "6h": 21_600,
+    "24h": 86_400,
+    "7d": 604_800,
+    "30d": 2_592_000,
+}
 DEFAULT_RANGE = "1h"
 TICK_S = 10.0
 TICK_FAST_S = 2.0

@@ -85,14 +85,14 @@ def _preemptions(detail: NodeDetail) -> Card:
         "Requests thrown out of the batch for want of KV blocks and computed again.",
     )
     if not known:
-        return Card(label, UNKNOWN, "not known", "unknown", "in the chosen range", help_)
+        return Card(label, UNKNOWN, "not known", "unknown", "in the chosen range, at most an hour", help_)
     total = sum(known)
     return Card(
         label,
         words.count(total),
         "KV short" if total else "none",
         "watch" if total else "good",
-        "in the chosen range",
+        "in the chosen range, at most an hour",
         help_,
     )
 
@@ -113,13 +113,15 @@ def quality(detail: NodeDetail, at: datetime, zone: Zone) -> list[str]:
     lines = [f"{flag}: {FLAGS.get(flag, 'see docs/metrics.md')}" for flag in row.flags]
     failed = [p for p in detail.points if p.failure is not None]
     if failed:
-        lines.append(f"{words.plural(len(failed), 'round')} without a sample in the chosen range")
+        lines.append(
+            f"{words.plural(len(failed), 'round')} without a sample in the chosen range, at most an hour"
+        )
     if row.last_failure_at is not None:
         said = f" ({row.last_failure_detail})" if row.last_failure_detail else ""
         lines.append(
             f"last failed scrape {zone.since(row.last_failure_at, at)}: {row.last_failure_reason}{said}"
         )
-    return lines or ["Nothing to remark: every round of the chosen range has a sample."]
+    return lines or ["Nothing to remark: every round of the chosen range, at most an hour, has a sample."]
 
 
 def latency_rows(views: dict[Metric, LatencyView]) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ from dashboard import viewmodels_load as load
 from dashboard.acknowledge import acknowledge_button
 from dashboard.rho_panel import rho_panel
 from dashboard.viewmodels_changes import changes
+from dashboard.viewmodels_history import resolution
 
 st.title("Fleet")
 chosen = state.filters()
@@ -52,9 +53,10 @@ def live() -> None:
     if not components.problem(history, at, chosen.zone) and history.value is not None:
         first, second = components.two()
         with first:
-            components.plot(load.rho_figure(history.value, fleet.changes, chosen.zone), key="fleet_rho")
+            components.plot(load.rho_figure(history.value.points, fleet.changes, chosen.zone), key="fleet_rho")
         with second:
-            components.plot(load.flow_figure(history.value, chosen.zone), key="fleet_flow")
+            components.plot(load.flow_figure(history.value.points, chosen.zone), key="fleet_flow")
+        st.caption(resolution(history.value))
         st.caption(load.balance(fleet.health), help=load.BALANCE_HELP)
     st.subheader("Traffic by tenant")
     traffic = data.traffic(chosen.span_s)

@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import components, data, state, tables
 from dashboard import viewmodels_node as vm
 from dashboard.node_actions import node_actions
+from dashboard.viewmodels_history import resolution
 from dashboard.viewmodels_rho import occupancy
 
 st.title("Node")
@@ -42,11 +43,12 @@ def live() -> None:
     if not components.problem(history, at, chosen.zone) and history.value is not None:
         left, right = components.two()
         with left:
-            components.plot(vm.rho_figure(history.value, chosen.zone), key="node_rho")
-            components.plot(vm.requests_figure(history.value, chosen.zone), key="node_requests")
+            components.plot(vm.rho_figure(history.value.points, chosen.zone), key="node_rho")
+            components.plot(vm.requests_figure(history.value.points, chosen.zone), key="node_requests")
         with right:
-            components.plot(vm.rates_figure(history.value, chosen.zone), key="node_rates")
-            components.plot(vm.kv_figure(history.value, chosen.zone), key="node_kv")
+            components.plot(vm.rates_figure(history.value.points, chosen.zone), key="node_rates")
+            components.plot(vm.kv_figure(history.value.points, chosen.zone), key="node_kv")
+        st.caption(resolution(history.value))
     st.subheader("Latency in the chosen range")
     latency = data.node_latency(name, chosen.span_s)
     if not components.problem(latency, at, chosen.zone) and latency.value is not None:

@@ -1,0 +1,196 @@
+"""History reads the same from rounds, minutes and hours, and says how coarse it is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from control.database import session_scope
+from control.gateway_scrape import FlowWindow
+from control.partitions import Retention, drop_old, make_partitions
+from control.queries_gateway_traffic import traffic_by_tenant
+from control.queries_history import health_history, latency_history, latency_timeline
+from control.queries_latency import latency_quantiles
+from control.queries_traffic_history import traffic_history
+from control.rollup import Roller
+from control.sample_store import EdgeIds, copy_rows, edges_of, write_round
+from control.scrape import EngineSample, GatewayResult, NodeResult, Round
+from control.tables import NodeRow, PoolRow
+from control.tables_rollup import Level
+from fleet.clock import ManualClock
+from fleet.readings import EngineWindow, Histogram
+from tests.postgres_server import FreshDatabase
+
+pytestmark = pytest.mark.postgres
+
+T0 = datetime(2026, 3, 2, 0, 0, tzinfo=UTC)
+PERIOD_S = 60.0
+EDGES = (0.1, 0.5, 1.0, 2.0)
+#: Minutes without a round: two in the middle of an hour, and one whole hour.
+HOLES = {10, 11, *range(60, 120)}
+HOURS = 3
+
+
+def a_window(number: int) -> EngineWindow:
+    counts = (number % 7, 3, number % 5, 1, 0)
+    return EngineWindow(
+        engine="0", model="m", length_s=PERIOD_S, restarted=False, arrivals=number, completed=number,
+        errors=0, aborted=0, prompt_tokens=10 * number, prompt_tokens_computed=None,
+        generation_tokens=number, preemptions=0, prefix_cache_hits=None, prefix_cache_queries=None,
+        running=3, waiting=number % 11, waiting_capacity=None, kv_used_ratio=0.5, kv_capacity_tokens=1000,
+        histograms={"ttft_s": Histogram(EDGES, counts, 0.25 * sum(counts))},
+    )  # fmt: skip
+
+
+def a_flow(tenant: str, number: int) -> FlowWindow:
+    return FlowWindow(
+        tenant=tenant, tier="batch", covered_s=PERIOD_S, offered=10, dispatched=8,
+        outcomes={"dispatched": 8, "rejected_queue_full": 2}, prompt_tokens=number, output_tokens=600,
+        queued_requests=1, in_flight_requests=2, in_flight_tokens=3,
+        histograms={"ttft_s": Histogram(EDGES, (1, 2, 3, 0, 0), 2.0)},
+    )  # fmt: skip
+
+
+def rho_at(minute: int) -> float:
+    return 0.5 + 0.001 * minute
+
+
+@pytest.fixture
+def past(database: FreshDatabase) -> Engine:
+    """Three hours of a node and a gateway, a round a minute, rolled up but for the newest rounds."""
+    engine = database.engine
+    with session_scope(engine) as session:
+        session.add(PoolRow(name="p", models=["m"], created_at=T0))
+        session.flush()
+        session.add(
+            NodeRow(
+                name="a", pool="p", base_url="http://a", price_class="spot", state="active", created_at=T0
+            )
+        )
+        make_partitions(session, T0)
+    ids = EdgeIds()
+    rounds = [
+        Round(
+            T0 + timedelta(minutes=minute), PERIOD_S, 0.1, 0.0,
+            (NodeResult("a", "p", 0.01, (EngineSample("0", a_window(minute), PERIOD_S),)),),
+            tuple(GatewayResult(g, (a_flow("t", minute),)) for g in ("g1", "g2")),
+        )
+        for minute in range(60 * HOURS)
+        if minute not in HOLES
+    ]  # fmt: skip
+    ids.learn(engine, edges_of(rounds[0]))
+    types = {"at": "timestamptz", "scope": "text", "name": "text", "rho": "float8", "rho_low": "float8",
+             "rho_high": "float8", "waiting": "int4", "partial": "bool"}  # fmt: skip
+    with session_scope(engine) as session:
+        for round_ in rounds:
+            assert write_round(session, round_, ids)
+            rho = rho_at(round((round_.at - T0).total_seconds() / 60))
+            verdict = {"at": round_.at, "rho": rho, "rho_low": rho - 0.1, "rho_high": rho + 0.1}
+            rows = [verdict | {"scope": s, "name": n, "waiting": 1, "partial": False}
+                    for s, n in (("fleet", ""), ("node", "a"))]  # fmt: skip
+            copy_rows(session, "health", types, rows)
+    now = end() - timedelta(minutes=3)  # the newest minutes are not rolled up yet
+    Roller(engine, ManualClock(now)).run(now)
+    return engine
+
+
+def end() -> datetime:
+    return T0 + timedelta(hours=HOURS)
+
+
+@pytest.fixture
+def session(past: Engine):
+    with Session(past) as opened:
+        yield opened
+
+
+def minutes_without_a_hole(first: int, last: int) -> list[int]:
+    return [minute for minute in range(first, last) if minute not in HOLES]
+
+
+def test_an_hour_is_read_from_rounds_and_three_from_minutes(session: Session):
+    assert health_history(session, "fleet", "", end() - timedelta(hours=1), end()).level is Level.RAW
+    history = health_history(session, "fleet", "", T0, end(), max_points=1000)
+    assert history.level is Level.MINUTE
+    assert (history.bucket, history.waiting) == (timedelta(minutes=1), 0)
+    assert [p.at for p in history.points] == [T0 + timedelta(minutes=m) for m in range(60 * HOURS)]
+    for minute, point in enumerate(history.points):  # the newest, not rolled up yet, included
+        if minute in HOLES:
+            assert (point.rho, point.rho_low, point.waiting) == (None, None, None)
+        else:
+            assert point.rho == pytest.approx(rho_at(minute))
+            assert (point.rho_low, point.rho_high) == pytest.approx(
+                (rho_at(minute) - 0.1, rho_at(minute) + 0.1)
+            )
+
+
+def test_a_month_is_read_from_hours_and_an_hour_without_rounds_stays_a_gap(session: Session):
+    history = health_history(session, "node", "a", end() - timedelta(days=30), end())
+    assert history.level is Level.HOUR
+    assert history.bucket == timedelta(hours=1)
+    known = {p.at: p for p in history.points if p.rho is not None}
+    assert sorted(known) == [T0 + timedelta(hours=h) for h in range(HOURS) if h != 1]
+    for hour in (0, 2):  # the first has a hole of two minutes: the mean is of the others
+        rounds = minutes_without_a_hole(60 * hour, 60 * (hour + 1))
+        truth = sum(map(rho_at, rounds)) / len(rounds)
+        assert known[T0 + timedelta(hours=hour)].rho == pytest.approx(truth)
+
+
+def test_latency_is_the_same_from_every_level(session: Session):
+    raw = latency_quantiles(session, since=T0, until=end())
+    by_minute = latency_history(session, "fleet", "", T0, end())
+    assert by_minute == raw
+    assert by_minute["ttft_s"].count == sum(
+        m % 7 + 3 + m % 5 + 1 for m in minutes_without_a_hole(0, 60 * HOURS)
+    )
+    rolled = end() - timedelta(days=5)
+    now = end() + timedelta(minutes=10)
+    Roller(session.get_bind(), ManualClock(now)).run(now)  # type: ignore[arg-type]
+    for scope, name in (("fleet", ""), ("pool", "p"), ("node", "a")):
+        assert latency_history(session, scope, name, rolled, end()) == raw  # type: ignore[arg-type]
+    assert latency_history(session, "node", "nobody", T0, end())["ttft_s"].count == 0
+
+
+def test_a_latency_timeline_has_a_gap_where_nobody_was_measured(session: Session):
+    points = latency_timeline(session, "ttft_s", "fleet", "", T0, end(), max_points=HOURS)
+    assert [p.at for p in points] == [T0 + timedelta(hours=h) for h in range(HOURS)]
+    assert [p.view.count > 0 for p in points] == [hour != 1 for hour in range(HOURS)]
+    whole = latency_quantiles(session, since=T0, until=T0 + timedelta(hours=1))["ttft_s"]
+    assert points[0].view == whole
+
+
+def test_traffic_is_the_same_from_minutes_and_its_rate_divides_by_time_that_was_counted(session: Session):
+    found = traffic_history(session, T0, end())
+    assert list(found.flows) == traffic_by_tenant(session, T0, end())
+    (flow,) = found.flows
+    rounds = len(minutes_without_a_hole(0, 60 * HOURS))
+    assert flow.offered == 2 * 10 * rounds
+    assert flow.refused == {"rejected_queue_full": 2 * 2 * rounds}
+    assert found.covered_s == {("t", "batch"): PERIOD_S * rounds}  # two gateways, the same time
+
+
+def test_what_raw_rows_no_longer_say_minutes_do_and_then_hours(session: Session):
+    engine: Engine = session.get_bind()  # type: ignore[assignment]
+    now = T0 + timedelta(days=4)
+    Roller(engine, ManualClock(now)).run(now)
+    before = latency_history(session, "fleet", "", T0, T0 + timedelta(hours=1))
+    session.rollback()
+    assert "sample_20260302" in drop_old(engine, now, Retention()).names
+    hour = T0 + timedelta(hours=1)
+    assert latency_history(session, "fleet", "", T0, hour) == before
+    assert health_history(session, "fleet", "", T0, hour).level is Level.MINUTE
+    session.rollback()
+    drop_old(engine, T0 + timedelta(days=30), Retention())
+    assert health_history(session, "fleet", "", T0, hour).level is Level.HOUR
+    assert latency_history(session, "fleet", "", T0, hour) == before
+
+
+def test_minutes_that_wait_are_counted(session: Session):
+    with session.begin():
+        session.execute(
+            text("INSERT INTO rollup_due (level, at, not_before) VALUES ('minute', :at, :at)"), {"at": T0}
+        )
+    assert health_history(session, "fleet", "", T0, end()).waiting == 1
