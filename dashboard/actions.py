@@ -23,7 +23,7 @@ from fleet.errors import Unauthenticated, Unavailable
 
 T = TypeVar("T")
 Verb = Literal["pause", "resume", "promote", "abort"]
-NodeVerb = Literal["drain", "rest", "resume"]
+NodeVerb = Literal["drain", "rest", "resume", "remove"]
 
 
 def change(work: Callable[[Any, Actor, datetime], T]) -> T:
@@ -87,11 +87,12 @@ def steer_rollout(verb: Verb, *, note: str) -> Rollout:
 
 
 def set_node_state(verb: NodeVerb, name: str, *, note: str) -> None:
-    """Drain a node, put it into maintenance, or let it take work again."""
+    """Drain a node, put it into maintenance, let it take work again, or take it out of the fleet."""
     command = {
         "drain": commands_fleet.drain_node,
         "rest": commands_fleet.rest_node,
         "resume": commands_fleet.resume_node,
+        "remove": commands_fleet.remove_node,
     }[verb]
     change(lambda session, actor, now: command(session, actor, name=name, now=now, note=note))
 

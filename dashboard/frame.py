@@ -34,6 +34,7 @@ def navigation() -> st.Page:
                 page("alerts", "Alerts", ":material/notifications:"),
                 page("node", "Node", ":material/memory:"),
                 page("flow", "Flow", ":material/balance:"),
+                page("nodes", "Nodes", ":material/dns:"),
                 page("data_quality", "Data quality", ":material/fact_check:"),
             ],
             "Control": [

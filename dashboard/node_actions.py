@@ -14,14 +14,15 @@ from fleet.errors import FleetError
 
 #: State a node is in -> what can be done with it.
 STEPS: dict[str, tuple[NodeVerb, ...]] = {
-    "active": ("drain", "rest"),
-    "draining": ("resume", "rest"),
-    "maintenance": ("resume",),
+    "active": ("drain", "rest", "remove"),
+    "draining": ("resume", "rest", "remove"),
+    "maintenance": ("resume", "remove"),
 }
 WORDS: dict[NodeVerb, tuple[str, str]] = {
     "drain": ("Drain", "It takes no new work; what runs there finishes. It counts as capacity no more."),
     "rest": ("Maintenance", "It takes no new work and raises no alerts."),
     "resume": ("Back to work", "Gateways may send to it again."),
+    "remove": ("Remove", "It is watched no more and takes no work. Its history stays."),
 }
 
 
