@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 
 import click
 
-from control import commands_fleet
+from control import commands_discovery, commands_fleet
 from control.cli_session import me, transaction
+from control.queries_discovery import GpuView, PageView, node_gpus, node_pages
 from control.queries_nodes import NodeRowView, node_table
 from control.queries_pools import PoolView, pool_table
 from fleet.clock import SystemClock
+from fleet.errors import NotFound
 from fleet.messages import PRICE_CLASSES
 
 
@@ -115,6 +118,74 @@ def remove(name: str, note: str) -> None:
     with transaction() as session:
         commands_fleet.remove_node(session, me(), name=name, note=note, now=SystemClock().now())
     click.echo(f"node {name} removed; its history stays")
+
+
+@nodes.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def show(name: str, as_json: bool) -> None:
+    """Print the pages of the node NAME, what each was when last asked, and its GPUs."""
+    with transaction() as session:
+        pages, gpus = node_pages(session, name), node_gpus(session, name)
+    if not pages:
+        raise NotFound(f"no node is called {name!r}", hint="See `rhodeck nodes list`", field="name")
+    if as_json:
+        found = {"pages": [asdict(page) for page in pages], "gpus": [asdict(gpu) for gpu in gpus]}
+        click.echo(json.dumps(found, default=str, indent=2))
+        return
+    now = SystemClock().now()
+    for line in (*map(page_line, pages), *(gpu_line(gpu, now) for gpu in gpus)):
+        click.echo(line)
+
+
+def page_line(page: PageView) -> str:
+    """Return one page of a node as a line of text."""
+    if page.tried_at is None:
+        state = "not asked yet"
+    else:
+        state = "read" if page.reason is None else f"{page.reason}: {page.detail}"
+    missing = f"not exported: {', '.join(page.not_exported)}" if page.not_exported else ""
+    return "  ".join(part for part in (page.kind, page.url, page.dialect or "", state, missing) if part)
+
+
+def gpu_line(gpu: GpuView, now: datetime) -> str:
+    """Return one GPU as a line of text, with the age of its values."""
+    use = "use unknown" if gpu.used_ratio is None else f"use {100 * gpu.used_ratio:.0f} %"
+    power = "power unknown" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    age_s = (now - gpu.seen_at).total_seconds()
+    parts = ["GPU", gpu.label or gpu.uuid, gpu.model, use, power, f"seen {age_s:.0f} s ago"]
+    if gpu.xid_words is not None:
+        parts.append(f"Xid {gpu.xid}: {gpu.xid_words[0]}; to do: {gpu.xid_words[1]}")
+    return "  ".join(part for part in parts if part)
+
+
+@nodes.command("add-page")
+@click.argument("name")
+@click.argument("url")
+@click.option("--kind", type=click.Choice(["engine", "gpu"]), required=True, help="Whose page it is.")
+@click.option("--host", help="gpu: the host, of an exporter that speaks for several.")
+@click.option(
+    "--gpu", "gpus", multiple=True, help="gpu: the UUID of one of this node's GPUs; repeat for more."
+)
+def add_page(name: str, url: str, kind: str, host: str | None, gpus: tuple[str, ...]) -> None:
+    """Read one more page of the node NAME, at URL: a further engine's, or its GPU exporter's."""
+    with transaction() as session:
+        commands_discovery.add_page(
+            session, me(), node=name, url=url, kind=kind, host=host, gpus=gpus, now=SystemClock().now()
+        )
+    click.echo(f"node {name} is read at {url} too")
+
+
+@nodes.command("remove-page")
+@click.argument("name")
+@click.argument("url")
+def remove_page(name: str, url: str) -> None:
+    """Read the further page URL of the node NAME no more."""
+    with transaction() as session:
+        commands_discovery.remove_page(
+            session, me(), node=name, url=commands_discovery.checked_page(url), now=SystemClock().now()
+        )
+    click.echo(f"node {name} is read at {url} no more")
 
 
 @click.group()
