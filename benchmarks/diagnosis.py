@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import platform
 import random
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,6 +129,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def words_of(outcome: Outcome) -> str:
+    """Return what was missed and what was wrongly named."""
+    missed, wrong = sorted(outcome.missed), sorted(outcome.wrong)
+    return f"missed {', '.join(missed) or 'nothing'}; wrong {', '.join(wrong) or 'nothing'}"
+
+
 def main() -> None:
     """Run, print the tables, and write results/diagnosis.json when asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,7 +149,13 @@ def main() -> None:
     begun_s = clock.monotonic_s()
     work = jobs(args.first_seed, args.each, args.pairs, args.kinds)
     with multiprocessing.Pool(args.processes) as pool:
-        outcomes = list(pool.imap_unordered(judge, work))
+        outcomes: list[Outcome] = []
+        for outcome in pool.imap_unordered(judge, work):
+            outcomes.append(outcome)
+            if outcome.wrong or outcome.missed:
+                print(
+                    f"{outcome.kind} seed {outcome.seed}: {words_of(outcome)}", file=sys.stderr, flush=True
+                )
     outcomes.sort(key=lambda o: (o.kind, o.seed))
     print(table(outcomes))
     found = scores(outcomes)
@@ -155,7 +168,7 @@ def main() -> None:
     print(f"\nhealthy fleets with a finding: {alarms} of {calm}")
     for o in outcomes:
         if o.wrong or o.missed:
-            print(f"  {o.kind} seed {o.seed}: missed {sorted(o.missed)}, wrong {sorted(o.wrong)}")
+            print(f"  {o.kind} seed {o.seed}: {words_of(o)}")
     print(f"{len(outcomes)} incidents in {clock.monotonic_s() - begun_s:.0f} s")
     if args.write:
         RESULTS.mkdir(exist_ok=True)

@@ -26,6 +26,8 @@ class FrontBook:
     def offer(self, call: Call, *, is_retry: bool) -> None:
         flow = (call.tenant, call.tier)
         self.metrics.offered[flow] += 1
+        if is_retry:
+            self.metrics.repeated[flow] += 1
         self.metrics.held.queued[flow] += 1
 
     def dispatch(self, call: Call, waited_s: float) -> None:

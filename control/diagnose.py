@@ -285,13 +285,15 @@ def _slice(at: datetime, parts: Sequence[GatewaySampleRow], edges: Edges) -> Flo
         ]
         return merge([h for h in found if h is not None])
 
+    offered, repeated = total("offered"), total("repeated")
     refused = sum(int(n) for row in parts for name, n in row.outcomes.items() if name in SHED)
     return FlowSlice(
         at.timestamp(),
         max(row.covered_s or 0.0 for row in parts),
-        offered=total("offered"),
+        offered=offered,
         dispatched=total("dispatched"),
         refused=refused,
+        originals=None if offered is None or repeated is None else offered - repeated,
         prompt_tokens=total("prompt_tokens"),
         output_tokens=total("output_tokens"),
         queued=total("queued_requests"),

@@ -132,6 +132,7 @@ def as_slice(at_s: float, flow: FlowWindow) -> FlowSlice:
         offered=flow.offered,
         dispatched=flow.dispatched,
         refused=sum(n for name, n in flow.outcomes.items() if name in SHED) if counted else None,
+        originals=None if flow.offered is None or flow.repeated is None else flow.offered - flow.repeated,
         prompt_tokens=flow.prompt_tokens,
         output_tokens=flow.output_tokens,
         queued=flow.queued_requests,

@@ -7,7 +7,7 @@ are kept apart. Prevents: a frozen hour read as an idle one, and a curve drawn t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -64,8 +64,19 @@ class EngineFacts:
                 still = run
         long_enough = len(still) >= FROZEN_WINDOWS and sum(t.window.length_s for t in still) >= FROZEN_S
         object.__setattr__(self, "still", tuple(still) if long_enough else ())
-        moved = [t for t in self.evidence.windows if not (long_enough and is_still(t.window))]
-        object.__setattr__(self, "windows", tuple(moved))
+        begin_s, end_s = (still[0].ended_at_s, still[-1].ended_at_s) if long_enough else (0.0, 0.0)
+        object.__setattr__(self, "windows", tuple(self._moving(begin_s, end_s)))
+
+    def _moving(self, begin_s: float, end_s: float) -> Iterator[TimedWindow]:
+        """Yield the windows outside the still time, and not the one in which it ended."""
+        is_over = True
+        for timed in self.evidence.windows:
+            if end_s and begin_s <= timed.ended_at_s <= end_s:
+                is_over = False
+            elif is_over:
+                yield timed
+            else:
+                is_over = True
 
     @property
     def name(self) -> str:
@@ -184,7 +195,7 @@ class EngineFacts:
 
     def utilization(self) -> list[tuple[float, float]]:
         """Return (Unix seconds, demand / hardware capacity) for each minute with data."""
-        mu = self.hardware_rate
+        mu = self.open_rate(1.0)
         if not mu:
             return []
         points: list[tuple[float, float]] = []

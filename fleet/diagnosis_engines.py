@@ -25,9 +25,10 @@ BATCH_EXCEEDS = 1.25  # decoding can never exceed running
 KV_FULL = 0.88  # usage tops out below 1: a block is reserved, and one preemption frees several
 KV_FREE = 0.75
 PREEMPTED_SHARE = 0.01  # preemptions per completed request that cost something
-CAP_GAIN = 1.25  # throughput at twice the slots, under the pessimistic slope
+CAP_GAIN = 1.1  # throughput at twice the slots, under the pessimistic slope
 PINNED = 0.95
 DRAINED = 0.6
+EMPTIED = 0.25
 STEP_FULL = 0.7
 
 
@@ -302,7 +303,7 @@ def static_batching(facts: Facts, pool: PoolFacts) -> Finding | None:
             continue
         drained = float((running <= DRAINED * slots).mean())
         spread = float(running.std() / max(running.mean(), 1.0))
-        if drained >= 0.3 and spread >= 0.25 and float(running.min()) <= 0.5 * slots:
+        if drained >= 0.3 and spread >= 0.25 and float(running.min()) <= EMPTIED * slots:
             hit.append((engine, drained, float(running.min())))
     if not hit:
         return None

@@ -100,9 +100,10 @@ def tenant_crowding(facts: Facts) -> Finding | None:
         min(0.97, 0.7 + 0.05 * math.log2(max(heavy_s / max(light_s, 1e-3), 1.0))),
         f"tenant {name} crowds out the others",
         f"While {name} is busy, everybody else's time to first token is {heavy_s:.2f} s at p95, otherwise "
-        f"{light_s:.2f} s. {name} uses {share:.0%} of the tokens, {fair:.0%} would be its even share.",
+        f"{light_s:.2f} s. {name} then has {share:.0%} of all requests inside, {fair:.0%} would be its "
+        "even share.",
         (
-            Number(f"share of tokens of {name}", share, "ratio"),
+            Number(f"share of requests inside, {name}", share, "ratio"),
             Number("its even share", fair, "ratio"),
             Number("others' first token p95 while it is busy", heavy_s, "s"),
             Number("others' first token p95 otherwise", light_s, "s"),
@@ -119,26 +120,28 @@ Crowd = tuple[str, float, float, float, float, list[tuple[float, int]]]
 
 
 def _crowd(facts: Facts, name: str) -> Crowd | None:
-    """Return (tenant, share, even share, others' p95 in heavy and in light minutes, tokens by minute)."""
+    """Return (tenant, share of requests inside, even share, others' p95 in heavy and in light minutes, "
+    "tokens by minute)."""
     own = [f for f in facts.flows if f.tenant == name]
     others = [f for f in facts.flows if f.tenant != name]
-    own_tokens = known_sum(f.tokens for f in own)
-    all_tokens = known_sum(f.tokens for f in facts.flows)
-    if not own_tokens or not all_tokens:
+    load, everybody = dict(_load_by_minute(own)), dict(_load_by_minute(list(facts.flows)))
+    if len(load) < MIN_MINUTES:
         return None
-    tenants = len({f.tenant for f in facts.flows})
-    share, fair = own_tokens / all_tokens, _fair_share(facts.flows, name, tenants)
-    load = _load_by_minute(own)
-    if share < CROWD_SHARE or share < 1.5 * fair or len(load) < MIN_MINUTES:
-        return None
-    levels = np.asarray([n for _, n in load], np.float64)
-    low, high = float(np.quantile(levels, 0.1)), float(np.quantile(levels, 0.9))
+    levels = np.asarray(list(load.values()), np.float64)
+    low, high = float(np.quantile(levels, 0.1)), float(levels.max())
     if high < 2 * max(low, 1.0):
         return None
-    middle = (low + high) / 2
+    busy = {at_s for at_s, n in load.items() if n >= (low + high) / 2}
+    calm = {at_s for at_s, n in load.items() if n <= low + (high - low) / 4}
+    held = sum(everybody[at_s] for at_s in busy)
+    tenants = len({f.tenant for f in facts.flows})
+    share = sum(load[at_s] for at_s in busy) / held if held else 0.0
+    fair = _fair_share(facts.flows, name, tenants)
+    if share < max(CROWD_SHARE, 1.5 * fair):
+        return None
     ttft = _ttft_by_minute(others)
-    heavy = merge([h for at_s, n in load if n > middle and (h := ttft.get(at_s)) is not None])
-    light = merge([h for at_s, n in load if n <= middle and (h := ttft.get(at_s)) is not None])
+    heavy = merge([h for at_s in sorted(busy) if (h := ttft.get(at_s)) is not None])
+    light = merge([h for at_s in sorted(calm) if (h := ttft.get(at_s)) is not None])
     busy_s, calm_s = p(heavy, 0.95), p(light, 0.95)
     late = above(heavy, facts.evidence.goals.ttft_s)
     if (

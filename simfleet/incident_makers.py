@@ -169,7 +169,7 @@ def token_budget(rng: random.Random) -> Incident:
     if choice < 2:
         profile = profile_of(rng, chunked_prefill=choice == 1, max_num_batched_tokens=16_384)
         prompt, output = Lengths(rng.uniform(8000, 10_000), 0.3), Lengths(rng.uniform(220, 320), 0.6)
-        load = rng.uniform(0.4, 0.55)
+        load = rng.uniform(0.5, 0.65)
     else:
         profile = profile_of(rng, max_num_batched_tokens=rng.choice([128, 192]))
         prompt, output = Lengths(rng.uniform(1200, 1800), 0.4), Lengths(rng.uniform(60, 100), 0.5)

@@ -58,7 +58,7 @@ class Stream:
 
     def calls(self, rng: random.Random, length_s: float) -> Iterator[Call]:
         """Yield calls in order of time."""
-        busy = next((rate for _, rate in self.phases if rate > 0), 0.0)
+        busy = self.phases[0][1]
         ramp = [(RAMP_S * (step / 10 - 1), busy * step / 10) for step in range(1, 10)]
         begin_s = -RAMP_S
         for until_s, rate in [*ramp, (0.0, 0.9 * busy), *self.phases]:
