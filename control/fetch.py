@@ -12,21 +12,25 @@ import asyncio
 import socket
 import ssl
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from yarl import URL
 
+from control.page_room import Place
 from fleet.clock import Clock
 from fleet.errors import FleetError
 from fleet.readings import Reason
 
 DEADLINE_S = 5.0
 _READ_BYTES = 64 * 1024
+_STEP_BYTES = 256 * 1024  # unpacked at a time
+_SHOWN_CHARS = 200
 _ADDRESSES_TRIED = 4
 _SHOWN_BYTES = 2_000
 
@@ -169,8 +173,11 @@ async def fetch_page(
     deadline_s: float = DEADLINE_S,
     caps: PageCaps | None = None,
     ask: Ask = PLAIN,
+    place: Place | None = None,
 ) -> FetchedPage:
     """Return the page at `url`, within `deadline_s` seconds from name to last byte.
+
+    With `place` a large page waits, within its deadline, for room that all pages share.
 
     Raises FetchFailed with the reason: refused, timeout, too_large, http_error (any status that was not
     asked for, redirects included), blocked, unreachable, not_metrics (packed in a way we do not read).
@@ -180,9 +187,13 @@ async def fetch_page(
     try:
         async with asyncio.timeout(deadline_s):
             addresses = await _addresses(parts)
-            body, status, kind, date_s = await _get(session, parts, addresses, caps or PageCaps(), ask)
+            answered = await _get(session, parts, addresses, caps or PageCaps(), ask, place)
     except TimeoutError:
-        raise FetchFailed(Reason.TIMEOUT, f"no complete answer within {deadline_s:g} s") from None
+        said = f"no complete answer within {deadline_s:g} s"
+        if place is not None and place.is_waiting:
+            said += "; at the end it waited for other nodes' large pages to be read"
+        raise FetchFailed(Reason.TIMEOUT, said) from None
+    body, status, kind, date_s = answered
     return FetchedPage(body, status, kind, started_s, clock.monotonic_s() - started_s, date_s)
 
 
@@ -207,21 +218,33 @@ async def _addresses(parts: SplitResult) -> list[Address]:
 
 
 async def _get(
-    session: aiohttp.ClientSession, parts: SplitResult, addresses: list[Address], caps: PageCaps, ask: Ask
+    session: aiohttp.ClientSession,
+    parts: SplitResult,
+    addresses: list[Address],
+    caps: PageCaps,
+    ask: Ask,
+    place: Place | None,
 ) -> tuple[bytes, int, str | None, float | None]:
     """Try each address until one takes the connection."""
     failure = FetchFailed(Reason.UNREACHABLE, f"{parts.hostname} has no address")
     for address in addresses:
         try:
-            return await _get_from(session, parts, address, caps, ask)
+            return await _get_from(session, parts, address, caps, ask, place)
         except aiohttp.ClientConnectorError as problem:
             reason = Reason.REFUSED if _is_refusal(problem) else Reason.UNREACHABLE
             failure = FetchFailed(
                 reason, f"{address} port {parts.port or _port(parts)}: {problem.os_error}"
             )
         except (aiohttp.ClientError, OSError) as problem:
-            raise FetchFailed(Reason.UNREACHABLE, f"{type(problem).__name__}: {problem}") from problem
+            raise FetchFailed(Reason.UNREACHABLE, _broke(problem)) from problem
     raise failure
+
+
+def _broke(problem: aiohttp.ClientError | OSError) -> str:
+    """Return how an exchange broke off, without the address (its query may hold a secret), in one line."""
+    said = problem.message if isinstance(problem, aiohttp.ClientResponseError) else str(problem)
+    line = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    return f"{type(problem).__name__}: {line[:_SHOWN_CHARS]}"
 
 
 def _is_refusal(problem: aiohttp.ClientConnectorError) -> bool:
@@ -233,7 +256,12 @@ def _port(parts: SplitResult) -> int:
 
 
 async def _get_from(
-    session: aiohttp.ClientSession, parts: SplitResult, address: Address, caps: PageCaps, ask: Ask
+    session: aiohttp.ClientSession,
+    parts: SplitResult,
+    address: Address,
+    caps: PageCaps,
+    ask: Ask,
+    place: Place | None,
 ) -> tuple[bytes, int, str | None, float | None]:
     host = f"[{address}]" if address.version == 6 else str(address)
     netloc = f"{host}:{parts.port}" if parts.port else host
@@ -254,7 +282,7 @@ async def _get_from(
         if ask.sink is not None:
             body = await _pour(answer, caps, ask.sink)
         elif ask.is_answer_wanted:
-            body = await _read(answer, caps)
+            body = await _read(answer, caps, place)
         else:
             body = b"" if answer.ok else await answer.content.read(_SHOWN_BYTES)
         said = answer.headers
@@ -269,16 +297,19 @@ def _date_s(text: str | None) -> float | None:
         return None
 
 
-async def _read(answer: aiohttp.ClientResponse, caps: PageCaps) -> bytes:
+async def _read(answer: aiohttp.ClientResponse, caps: PageCaps, place: Place | None) -> bytes:
     unpacker = _Unpacker(answer.headers.get("Content-Encoding", "").strip().lower(), caps)
     wire = 0
     async for piece in answer.content.iter_chunked(_READ_BYTES):
         wire += len(piece)
         if wire > caps.wire_bytes:
             raise FetchFailed(Reason.TOO_LARGE, f"more than {caps.wire_bytes} bytes on the wire")
-        unpacker.add(piece)
-        if len(unpacker.body) > max(caps.ratio * wire, 1024 * 1024):
-            raise FetchFailed(Reason.TOO_LARGE, f"{wire} bytes unpack to over {caps.ratio} times as many")
+        for size in unpacker.add(piece):
+            if size > max(caps.ratio * wire, 1024 * 1024):
+                said = f"{wire} bytes unpack to over {caps.ratio} times as many"
+                raise FetchFailed(Reason.TOO_LARGE, said)
+            if place is not None:
+                await place.grow(size)
     return unpacker.finish()
 
 
@@ -302,24 +333,35 @@ class _Unpacker:
     def __init__(self, encoding: str, caps: PageCaps) -> None:
         if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
             raise FetchFailed(Reason.NOT_METRICS, f"packed as {encoding[:40]!r}, which was not asked for")
-        self.body = bytearray()
+        self._body = BytesIO()  # gives its bytes away without another copy
         self._cap = caps.decoded_bytes
         self._encoding = encoding
         self._zlib = None if encoding in {"", "identity"} else zlib.decompressobj(zlib.MAX_WBITS | 32)
 
-    def add(self, piece: bytes) -> None:
-        if self._zlib is not None:
+    def add(self, piece: bytes) -> Iterator[int]:
+        """Take a piece, unpacked step by step; yield the body's size after each step."""
+        if self._zlib is None:
+            yield self._take(piece)
+            return
+        step = piece
+        while step or piece:
             try:
-                piece = self._zlib.decompress(piece, self._cap - len(self.body) + 1)
+                piece = self._zlib.decompress(step, _STEP_BYTES)
             except zlib.error as problem:
                 raise FetchFailed(Reason.NOT_METRICS, f"damaged {self._encoding}: {problem}") from problem
-        if len(self.body) + len(piece) > self._cap:
+            yield self._take(piece)
+            step = self._zlib.unconsumed_tail
+
+    def _take(self, piece: bytes) -> int:
+        size = self._body.tell() + len(piece)
+        if size > self._cap:
             raise FetchFailed(Reason.TOO_LARGE, f"more than {self._cap} bytes of page")
-        self.body += piece
+        self._body.write(piece)
+        return size
 
     def finish(self) -> bytes:
         if self._zlib is not None and not self._zlib.eof:
             raise FetchFailed(Reason.UNREACHABLE, f"the {self._encoding} answer was cut short")
         if self._zlib is not None and self._zlib.unused_data:
             raise FetchFailed(Reason.NOT_METRICS, f"the {self._encoding} answer goes on after its end")
-        return bytes(self.body)
+        return self._body.getvalue()

@@ -19,6 +19,8 @@ from fleet.readings import Histogram
 PREFIX = "rhodeck_gateway_"
 #: A thousand tenants in three tiers with two histograms each are 190,000 series.
 CAPS = Caps(body_bytes=64 * 1024 * 1024, series=400_000, family_series=200_000)
+#: Rows of one gateway and round: more are made-up tenants, for a gateway counts only those of its policy.
+FLOWS_MAX = 6_000
 
 Flow = tuple[str, str]  # tenant, tier
 _COUNTERS = {
@@ -113,7 +115,17 @@ def read_gateway_page(body: bytes) -> GatewayPage | None:
     if _COUNTERS["repeated"] in families.declared:  # a flow without repetitions has no series of them
         for reading in flows.values():
             reading.counters.setdefault("repeated", 0)
-    return GatewayPage(flows, started[0][1] if started else None, families.remarks(), oldest)
+    flows, remarks = _kept(flows, families.remarks())
+    return GatewayPage(flows, started[0][1] if started else None, remarks, oldest)
+
+
+def _kept(
+    flows: dict[Flow, FlowReading], remarks: tuple[str, ...]
+) -> tuple[dict[Flow, FlowReading], tuple[str, ...]]:
+    if len(flows) <= FLOWS_MAX:
+        return flows, remarks
+    said = f"the page has {len(flows)} tenants and tiers; {FLOWS_MAX} were kept"
+    return {flow: flows[flow] for flow in sorted(flows)[:FLOWS_MAX]}, (*remarks, said)
 
 
 def _samples(families: Families, name: str) -> Iterator[tuple[Flow, Mapping[str, str], int]]:

@@ -129,7 +129,10 @@ class QualityBook:
         self, scope: str, source: str, result: NodeResult | GatewayResult, round_: Round
     ) -> list[Standing]:
         if result.reason is None:
-            return self._update(scope, source, result.findings, round_, lambda _: True)
+            if isinstance(result, NodeResult) and not (result.samples or result.findings or result.pages):
+                return []  # its source has no newer page: nothing to judge
+            found = (*result.findings, *_lost_parts(result))
+            return self._update(scope, source, found, round_, lambda _: True)
         no_page = Finding(Kind.NO_PAGE, metric=result.reason.value, detail=no_page_said(result))
         return self._update(scope, source, [no_page], round_, lambda kind: kind is Kind.NO_PAGE)
 
@@ -208,6 +211,15 @@ def no_page_said(result: NodeResult | GatewayResult) -> str:
     """Return why there is no page, in words."""
     reason = (result.reason or Reason.UNREACHABLE).value.replace("_", " ")
     return f"{reason}: {result.detail}" if result.detail else reason
+
+
+def _lost_parts(result: NodeResult | GatewayResult) -> Iterable[Finding]:
+    """Return the pages of a node that gave nothing while another one did."""
+    if isinstance(result, NodeResult):
+        for page in result.pages:
+            if page.reason is not None:
+                said = f"{page.url.partition('?')[0]}: {page.reason.value.replace('_', ' ')}, {page.detail}"
+                yield Finding(Kind.PART_MISSING, metric=page.kind, detail=said)
 
 
 def _fit(finding: Finding) -> Finding:

@@ -11,15 +11,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import aiohttp
 
-from control.fetch import FetchedPage, FetchFailed, fetch_page, shown_url
+from control.fetch import FetchedPage, FetchFailed, PageCaps, fetch_page, shown_url
 from control.freshness import stale_after_s
 from control.gateway_scrape import GatewayPage, gateway_window, read_gateway_page
 from control.node_pages import engine_page, gpu_page, joined, page_key
 from control.own_metrics import ControlMetrics
 from control.page_book import MAX_GAP_PERIODS, PageBook
+from control.page_room import MIB, PageRoom, Place
 from control.promsource_round import Found, SourceReader, Wanted
 from control.rounds import EngineSample, FurtherPage, GatewayResult, NodeResult, PageResult, Round, Target
 from fleet.clock import Clock
@@ -34,6 +36,8 @@ __all__ = ["EngineSample", "GatewayResult", "NodeResult", "Round", "Scraper", "T
 GROUP = 20
 #: Bodies larger than this are read in a thread, so that a huge page does not hold up the loop.
 INLINE_BYTES = 256 * 1024
+#: A thousand tenants in three tiers are 20 MB of page.
+GATEWAY_CAPS = PageCaps(wire_bytes=32 * MIB, decoded_bytes=32 * MIB)
 _RETRY_MIN_S = 0.2
 #: A page that takes more than this share of its deadline is slow; a clock further off than this is wrong.
 SLOW_SHARE = 0.5
@@ -64,6 +68,7 @@ class Scraper:
         self.period_s = period_s
         self._deadline_s = deadline_s
         self._book = PageBook(period_s=period_s)
+        self._room = PageRoom()
         self.sources = SourceReader(http, clock)
         self._gateway_seen: dict[str, tuple[str, GatewayPage, float]] = {}
 
@@ -110,17 +115,32 @@ class Scraper:
         urls = {target.name: target.url for target in gateways}
         self._gateway_seen = {k: v for k, v in self._gateway_seen.items() if urls.get(k) == v[0]}
 
-    async def _fetch(self, url: str) -> FetchedPage:
+    async def _page(self, url: str) -> tuple[FetchedPage, PageReading]:
+        """Get a page and read it; a large one as there is room. Its body is gone afterwards."""
+        async with self._room.place() as place:
+            fetched = await self._fetch(url, place)
+            read = partial(
+                read_page, fetched.body, source=shown_url(url), content_type=fetched.content_type
+            )
+            if len(fetched.body) <= INLINE_BYTES:
+                page = read()
+            else:
+                async with self._room.reading():
+                    page = await asyncio.to_thread(read)
+        return replace(fetched, body=b""), page
+
+    async def _fetch(self, url: str, place: Place, caps: PageCaps | None = None) -> FetchedPage:
         """Get a page; once more if the connection broke and there is time left."""
         started_s = self._clock.monotonic_s()
+        ask = partial(fetch_page, self._http, url, clock=self._clock, caps=caps, place=place)
         try:
-            return await fetch_page(self._http, url, clock=self._clock, deadline_s=self._deadline_s)
+            return await ask(deadline_s=self._deadline_s)
         except FetchFailed as problem:
             left_s = self._deadline_s - (self._clock.monotonic_s() - started_s)
             if problem.reason is not Reason.UNREACHABLE or left_s < _RETRY_MIN_S:
                 raise
             self._metrics.scrape_retries.inc()
-            return await fetch_page(self._http, url, clock=self._clock, deadline_s=left_s)
+            return await ask(deadline_s=left_s)
 
     async def _node(self, target: Target, delay_s: float) -> NodeResult:
         await asyncio.sleep(delay_s)
@@ -137,8 +157,7 @@ class Scraper:
 
     async def _own_page(self, target: Target, asked_s: float) -> NodeResult:
         try:
-            fetched = await self._fetch(target.url)
-            page = await _read(fetched, target.url)
+            fetched, page = await self._page(target.url)
         except FetchFailed as problem:
             lost = PageResult(target.url, "engine", None, problem.reason, problem.detail)
             waited_s = self._since(asked_s)
@@ -149,8 +168,7 @@ class Scraper:
 
     async def _further_page(self, target: Target, wanted: FurtherPage) -> PageResult:
         try:
-            fetched = await self._fetch(wanted.url)
-            page = await _read(fetched, wanted.url)
+            fetched, page = await self._page(wanted.url)
         except FetchFailed as problem:
             return PageResult(wanted.url, wanted.kind, None, problem.reason, problem.detail)
         if wanted.kind == "gpu":
@@ -235,11 +253,13 @@ class Scraper:
 
     async def _gateway(self, target: Target) -> GatewayResult:
         try:
-            fetched = await self._fetch(target.url)
+            async with self._room.place() as place:
+                fetched = await self._fetch(target.url, place, GATEWAY_CAPS)
+                async with self._room.reading():
+                    page = await asyncio.to_thread(read_gateway_page, fetched.body)
         except FetchFailed as problem:
             self._metrics.gateway_scrapes.labels(result=problem.reason.value).inc()
             return GatewayResult(target.name, None, problem.reason, problem.detail)
-        page = await asyncio.to_thread(read_gateway_page, fetched.body)
         if page is None:
             self._metrics.gateway_scrapes.labels(result=Reason.NOT_METRICS.value).inc()
             return GatewayResult(target.name, None, Reason.NOT_METRICS, "the page is no gateway's")
@@ -255,12 +275,3 @@ class Scraper:
         found = bounded([*remark_findings(page.dropped), *self._manners(fetched, now_s)])
         flows = tuple(gateway_window(before, page, seconds))
         return GatewayResult(target.name, flows, findings=found, oldest_wait_s=page.oldest_wait_s)
-
-
-async def _read(fetched: FetchedPage, url: str) -> PageReading:
-    source = shown_url(url)
-    if len(fetched.body) <= INLINE_BYTES:
-        return read_page(fetched.body, source=source, content_type=fetched.content_type)
-    return await asyncio.to_thread(
-        read_page, fetched.body, source=source, content_type=fetched.content_type
-    )

@@ -25,6 +25,7 @@ class Kind(StrEnum):
 
     # no page, or not the page that was meant; `metric` is the reason
     NO_PAGE = "no_page"
+    PART_MISSING = "part_missing"
     # the page itself
     METRIC_MISSING = "metric_missing"
     NOT_EXPORTED = "not_exported"
@@ -137,6 +138,12 @@ MEANINGS: dict[Kind, Meaning] = {
         _FAULT,
         (*EVERYTHING, "silent-node alert"),
         "Ask the address by hand: `curl ADDRESS/metrics`; the reason says what went wrong",
+    ),
+    Kind.PART_MISSING: Meaning(
+        "One of the node's pages is missing",
+        _WARNING,
+        ("the engines or GPUs on that page", "sums of the node"),
+        "The node's other pages are read; ask this one by hand, or take it off the node",
     ),
     Kind.METRIC_MISSING: Meaning(
         "Metric missing",

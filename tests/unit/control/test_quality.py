@@ -8,7 +8,7 @@ from control.fleet_facts import FleetFacts, Node
 from control.gateway_scrape import FlowWindow
 from control.page_book import PageBook
 from control.quality import OPENINGS_MAX, QualityBook, RoundQuality
-from control.rounds import GatewayResult, NodeResult, Round, Target
+from control.rounds import GatewayResult, NodeResult, PageResult, Round, Target
 from fleet.dialects import read_page
 from fleet.quality_kinds import Finding, Kind
 from fleet.readings import Reason
@@ -33,7 +33,8 @@ def round_of(
 
 
 def good(*findings: Finding, node: str = "n") -> NodeResult:
-    return NodeResult(node, "p", 0.01, findings=findings)
+    seen = PageResult("http://n/metrics", "engine", "vllm")
+    return NodeResult(node, "p", 0.01, findings=findings, pages=(seen,))
 
 
 def bad(reason: Reason = Reason.TIMEOUT) -> NodeResult:
@@ -183,3 +184,20 @@ def test_a_standby_goes_on_with_what_stands():
     quality = other.take(round_of(30, good()), FACTS)
     (standing,) = [s for s in quality.standing if s.finding == CLAMPED]
     assert standing.since == at(0)
+
+
+def test_a_dead_gpu_exporter_is_named_beside_engines_that_answer():
+    lost = PageResult("http://n:9400/metrics?k=secret", "gpu", None, Reason.REFUSED, "connection refused")
+    own = PageResult("http://n/metrics", "engine", "vllm")
+    quality = QualityBook().take(round_of(0, NodeResult("n", "p", 0.01, pages=(own, lost))), FACTS)
+    (standing,) = quality.standing
+    assert (standing.finding.kind, standing.finding.metric) == (Kind.PART_MISSING, "gpu")
+    assert standing.finding.detail == "http://n:9400/metrics: refused, connection refused"
+
+
+def test_a_source_without_a_newer_page_is_not_judged():
+    book = QualityBook()
+    book.take(round_of(0, good(CLAMPED)), FACTS)
+    for number in range(1, 20):
+        quality = book.take(round_of(number, NodeResult("n", "p", None)), FACTS)
+    assert open_kinds(quality) == {Kind.CLAMPED}
