@@ -89,6 +89,11 @@ class FlowBook:
             taken += 1
         return taken
 
+    def minutes(self, subject: Subject) -> list[FlowMinute]:
+        """Return the whole minutes kept of a subject, oldest first."""
+        kept = self._minutes.get(subject)
+        return [] if kept is None else list(kept.minutes)
+
     def take(self, round_: Round, assessment: Assessment) -> FlowRound:
         """Take a round with its verdicts and return what it says."""
         policy, objective = self.policy, self.objective

@@ -137,3 +137,18 @@ def test_zero_quota_is_429_with_the_limit_and_burns_nothing(
     assert engine.served == []
     assert gateway.usage() == []
     assert is_idle(gateway)
+
+
+def test_what_a_client_sends_again_after_a_refusal_is_counted_as_repeated(
+    gateway: GatewayProcess, engine: FakeEngine
+) -> None:
+    document = assignment([engine], generation=2)
+    document["shares"]["acme"]["max_concurrent_requests"] = 0
+    assert gateway.push(document).status_code == 200
+    with gateway.client() as client:
+        for _ in range(3):  # one request, tried three times
+            assert client.post("/v1/chat/completions", json=chat("again tokens=3")).status_code == 429
+        assert client.post("/v1/chat/completions", json=chat("new tokens=3")).status_code == 429
+    assert gateway.metric("rhodeck_gateway_offered_total", tenant="acme") == 4
+    assert gateway.metric("rhodeck_gateway_repeated_total", tenant="acme") == 2
+    assert gateway.metric("rhodeck_gateway_oldest_wait_seconds", tier="interactive") == 0

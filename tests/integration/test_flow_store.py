@@ -1,0 +1,111 @@
+"""Flow in Postgres: minutes are written once, outlive the controller, and feed page and objective."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from control.flow_book import FlowBook, FlowRound
+from control.flow_store import (
+    flow_now,
+    flow_timeline,
+    policy_in_force,
+    slo_count,
+    stored_minutes,
+    write_flow,
+)
+from control.partitions import make_partitions
+from control.queries_flow import utilization_curves
+from control.tables import FlowMinuteRow, HealthRow, PolicyRevisionRow, RoundRow
+from fleet.equilibrium import Balance
+from fleet.policy import default_policy
+from fleet.slo_windows import GoodCount
+from tests.pages.flow_rows import MINUTES, add_flow
+
+pytestmark = pytest.mark.postgres
+
+LAST = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def test_minutes_and_states_are_read_back_as_written(session: Session):
+    add_flow(session, LAST)
+    states = flow_now(session)
+    assert [(s.scope, s.name) for s in states] == [("fleet", ""), ("tier", "interactive")]
+    assert states[0].balance == "unstable"
+    assert states[0].p99_doubling_min == pytest.approx(15, rel=0.05)
+    points = flow_timeline(session, "fleet", "", LAST - DAY, LAST + DAY)
+    assert len(points) == MINUTES
+    assert points[-1].at == LAST
+    assert [p.arrivals for p in points] == [600] * MINUTES
+    # every place is explained: 10/s of their mean time
+    assert points[0].explained == pytest.approx(points[0].mean_in_system)
+    good = GoodCount(620 * MINUTES, 582 * MINUTES, 582 * MINUTES)
+    assert slo_count(session, "fleet", "", LAST - DAY, LAST + DAY) == good
+    assert slo_count(session, "pool", "none", LAST - DAY, LAST + DAY) is None
+
+
+def test_a_round_written_twice_and_an_older_one_change_nothing(session: Session):
+    add_flow(session, LAST)
+    add_flow(session, LAST)
+    assert session.scalar(select(func.count()).select_from(FlowMinuteRow)) == 2 * MINUTES
+    write_flow(session, FlowRound(LAST, (), (), ()))
+    add_flow(session, LAST - timedelta(minutes=5))
+    assert flow_now(session)[0].at == LAST
+
+
+def test_a_controller_that_starts_knows_the_doubling_its_predecessor_saw(session: Session):
+    add_flow(session, LAST)
+    stored = stored_minutes(session, LAST + timedelta(seconds=30))
+    assert len(stored) == 2 * MINUTES
+    book = FlowBook()
+    assert book.refill(stored, 10.0) == 2 * MINUTES
+    kept = book.minutes(("fleet", ""))
+    assert [m.minute.p99_s for m in kept] == [
+        p.p99_s for p in flow_timeline(session, "fleet", "", LAST - DAY, LAST + DAY)
+    ]
+    assert kept[-1].good == GoodCount(620, 582, 582)
+    assert stored_minutes(session, LAST + timedelta(hours=7)) == []
+
+
+def test_the_newest_policy_is_read_once_and_an_unreadable_one_is_not_taken(session: Session):
+    assert policy_in_force(session, None) is None
+    document = default_policy().as_document()
+
+    def publish(number: int, content: dict[str, object]) -> None:
+        session.add(
+            PolicyRevisionRow(
+                number=number, parent=number - 1 or None, digest=str(number), document=content,
+                author="ana", note="n", created_at=LAST,
+            )
+        )  # fmt: skip
+        session.flush()
+
+    publish(1, document)
+    known = policy_in_force(session, None)
+    assert known is not None
+    assert (known[0], known[1].slo.ttft_s) == (1, 0.5)
+    assert policy_in_force(session, known) is known
+    publish(2, {"schema": "of another release"})
+    assert policy_in_force(session, known) is known
+
+
+def test_the_utilization_curve_is_of_known_rounds_only(session: Session):
+    make_partitions(session, LAST)
+    session.add(RoundRow(at=LAST, period_s=10.0, duration_s=0.1, lag_s=0.0, nodes_total=1, nodes_sampled=1))
+    for number in range(100):  # 80 rounds at 0.28, 10 at 1.1, 10 unknown
+        rho = 0.28 if number < 80 else 1.1 if number < 90 else None
+        session.add(HealthRow(at=LAST - timedelta(seconds=10 * number), scope="pool", name="p", rho=rho))
+    session.flush()
+    curves = utilization_curves(session, LAST - timedelta(seconds=995), LAST + timedelta(seconds=5))
+    assert list(curves) == ["p"]
+    curve = curves["p"]
+    assert (curve.p10, curve.p50, curve.p90) == pytest.approx((0.28, 0.28, 1.1), abs=0.1)
+    assert curve.above_knee == pytest.approx(10 / 90)
+    assert curve.known == 90
+    assert curve.coverage == pytest.approx(0.9)
+    assert curve.is_mostly_idle is True
+    assert Balance.UNSTABLE.value == "unstable"
