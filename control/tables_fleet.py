@@ -134,6 +134,7 @@ class SampleRow(Base):
     __table_args__ = (
         Index("ix_sample_at_brin", "at", postgresql_using="brin"),
         Index("ix_sample_node_at", "node", "at"),
+        Index("ix_sample_restarted", "at", postgresql_where=text("restarted")),
         {"postgresql_partition_by": "RANGE (at)"},
     )
 
