@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from dashboard import theme
@@ -25,6 +25,7 @@ class Figure:
     spec: dict[str, Any]
     summary: str
     height_px: int = 240
+    time: tuple[datetime, datetime, Zone] | None = None  # what a chart over time shows, and in which zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def timeline(
         _limit(layout, *limit)
     for marker in markers:
         _mark(layout, zone.axis(marker.at), marker.label)
-    return Figure({"data": data, "layout": layout}, summary, height_px)
+    shown = (starts[0], starts[-1] + timedelta(milliseconds=step_ms), zone) if starts else None
+    return Figure({"data": data, "layout": layout}, summary, height_px, shown)
 
 
 def _band(

@@ -14,6 +14,7 @@ import streamlit as st
 from dashboard import live_plot, words
 from dashboard.charts import Figure
 from dashboard.data import Pulse, Reading
+from dashboard.marks import marked
 from dashboard.theme import DARK, LIGHT
 from dashboard.times import Zone, age
 from dashboard.viewmodels import QUALITY_PAGE, Card, Notice
@@ -64,12 +65,16 @@ def go(to: str) -> None:
     _go(key="go", data={"to": to})
 
 
-def plot(figure: Figure, key: str) -> None:
-    """Draw a figure so that zoom, legend and hover outlive the next update."""
+def plot(figure: Figure, key: str, *, node: str | None = None) -> None:
+    """Draw a figure so that zoom, legend and hover outlive the next update.
+
+    A chart over time gets marks of what happened: of one `node`, or of the whole fleet.
+    """
+    drawn = marked(figure, node)
     _plot(
         key=key,
-        data={"spec": figure.spec, "height": figure.height_px, "summary": figure.summary},
-        height=figure.height_px,
+        data={"spec": drawn.spec, "height": drawn.height_px, "summary": drawn.summary},
+        height=drawn.height_px,
     )
 
 

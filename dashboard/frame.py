@@ -32,6 +32,7 @@ def navigation() -> st.Page:
             "Operate": [
                 page("fleet", "Fleet", ":material/monitoring:", is_default=True),
                 page("alerts", "Alerts", ":material/notifications:"),
+                page("diagnosis", "Diagnosis", ":material/troubleshoot:"),
                 page("node", "Node", ":material/memory:"),
                 page("flow", "Flow", ":material/balance:"),
                 page("nodes", "Nodes", ":material/dns:"),
@@ -70,6 +71,7 @@ def strip(person: access.Person) -> None:
         choose("Range", list(state.RANGES), "range", state.DEFAULT_RANGE, {})
         choose("Times in", ["UTC", "local"], "tz", "UTC", {"local": "Local"})
         choose("Updates", ["live", "paused"], "live", "live", {"live": "Live", "paused": "Paused"})
+        choose("Events on charts", ["on", "off"], "events", "on", {"on": "Events", "off": "Plain"})
         chosen = state.filters()
 
         def beat() -> None:

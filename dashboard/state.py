@@ -34,6 +34,7 @@ class Filters:
     span_s: int
     zone: Zone
     is_live: bool
+    has_marks: bool = True
 
     def tick_s(self, *, fast: bool = False) -> float | None:
         """Return how often live parts draw again; None while paused."""
@@ -49,6 +50,7 @@ def filters() -> Filters:
         span_s=RANGES.get(kept.get("range") or DEFAULT_RANGE, RANGES[DEFAULT_RANGE]),
         zone=zone_of(kept.get("tz") or "UTC", st.context.timezone),
         is_live=(kept.get("live") or "live") == "live",
+        has_marks=(kept.get("events") or "on") == "on",
     )
 
 

@@ -37,6 +37,7 @@ NODES: dict[str, Any] = {
     "kv bar": _bar(100, "KV used, from 0 to 100 %"),
     "flags": column.TextColumn("Remarks"),
     "last problem": column.TextColumn("Last problem"),
+    "why": column.LinkColumn("Unknown?", display_text="why", help="What is wrong with its data", width=80),
 }
 RHO: dict[str, Any] = {
     "subject": column.TextColumn("Of"),
@@ -199,6 +200,10 @@ QUALITY: dict[str, Any] = {
     "detail": column.TextColumn("Detail", width=330),
     "affects": column.TextColumn("Affects", width=230, help="Numbers that are unknown or worse for it"),
     "do": column.TextColumn("What to do", width=330),
+}
+EVIDENCE: dict[str, Any] = {
+    "evidence": column.TextColumn("Evidence", width="large"),
+    "value": column.TextColumn("Value", width="medium"),
 }
 OPTIONS: dict[str, Any] = {
     "option": column.TextColumn("Option", width="medium"),

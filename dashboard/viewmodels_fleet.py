@@ -21,6 +21,7 @@ from dashboard import words
 from dashboard.data import FleetNow, Traffic
 from dashboard.times import UNKNOWN, Zone, age
 from dashboard.viewmodels import (
+    ALERTS_PAGE,
     CONDITION_LOOKS,
     NODE_PAGE,
     NOT_HEARD,
@@ -253,10 +254,10 @@ def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
         tone,
         word,
         a.summary,
-        f"since {zone.since(a.opened_at, at)}{by}; runbook: docs/operations.md, {a.rule.replace('_', '-')}",
-        NODE_PAGE if is_node else "",
-        a.subject if is_node else "",
-        {"node": a.subject} if is_node else {},
+        f"since {zone.since(a.opened_at, at)}{by}",
+        NODE_PAGE if is_node else ALERTS_PAGE,
+        a.subject if is_node else "Runbook",
+        {"node": a.subject} if is_node else {"runbook": a.rule},
         alert=a.id if a.acknowledged_at is None else None,
     )
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from control.queries_fleet import HealthPoint, HealthView
-from control.queries_policy import AuditEntry
 from dashboard import charts, theme
-from dashboard.charts import Figure, Line, Marker
+from dashboard.charts import Figure, Line
 from dashboard.times import Zone
 from fleet.health_reading import TARGET_RHO
 
@@ -30,14 +29,9 @@ def balance(health: HealthView | None) -> str:
     )
 
 
-def rho_figure(points: Sequence[HealthPoint], entries: Sequence[AuditEntry], zone: Zone) -> Figure:
-    """Return rho over time with its interval, the 0.85 line and the changes people made."""
+def rho_figure(points: Sequence[HealthPoint], zone: Zone) -> Figure:
+    """Return rho over time with its interval and the 0.85 line."""
     starts = [p.at for p in points]
-    markers = [
-        Marker(e.at, e.subject.replace("revision ", "r"))
-        for e in entries
-        if e.action == "policy.publish" and starts and starts[0] <= e.at
-    ]
     values = [p.rho for p in points]
     known = [v for v in values if v is not None]
     summary = (
@@ -53,7 +47,6 @@ def rho_figure(points: Sequence[HealthPoint], entries: Sequence[AuditEntry], zon
         unit="ratio",
         summary=summary,
         limit=(TARGET_RHO, f"{TARGET_RHO:g}, alert after 2 min"),
-        markers=markers,
         band=([p.rho_low for p in points], [p.rho_high for p in points]),
     )
 

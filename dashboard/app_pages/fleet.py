@@ -9,6 +9,7 @@ from dashboard import viewmodels_fleet as vm
 from dashboard import viewmodels_load as load
 from dashboard.acknowledge import acknowledge_button
 from dashboard.rho_panel import rho_panel
+from dashboard.viewmodels import ALL_SOURCES
 from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_history import resolution
 
@@ -31,7 +32,7 @@ def live() -> None:
             "`rhodeck pools add main --model MODEL`, `rhodeck nodes add NAME URL --pool main`.",
             title="Nothing to watch",
         )
-    components.cards(vm.cards(fleet, is_last_known=is_old))
+    components.cards(vm.cards(fleet, is_last_known=is_old), why=ALL_SOURCES)
     st.caption(vm.coverage(fleet, at))
     left, right = components.two()
     with left:
@@ -53,7 +54,7 @@ def live() -> None:
     if not components.problem(history, at, chosen.zone) and history.value is not None:
         first, second = components.two()
         with first:
-            components.plot(load.rho_figure(history.value.points, fleet.changes, chosen.zone), key="fleet_rho")
+            components.plot(load.rho_figure(history.value.points, chosen.zone), key="fleet_rho")
         with second:
             components.plot(load.flow_figure(history.value.points, chosen.zone), key="fleet_flow")
         st.caption(resolution(history.value))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import components, data, state, tables
+from dashboard import components, data, data_quality, state, tables
 from dashboard import viewmodels_node as vm
+from dashboard import viewmodels_quality as vm_quality
+from dashboard.hardware_panel import hardware_panel
 from dashboard.node_actions import node_actions
+from dashboard.viewmodels import QUALITY_PAGE
 from dashboard.viewmodels_history import resolution
 from dashboard.viewmodels_rho import occupancy
 
@@ -29,7 +32,7 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     detail = found.value
-    components.cards(vm.cards(detail))
+    components.cards(vm.cards(detail), why=name)
     st.caption(vm.place(detail))
     left, right = components.two()
     with left:
@@ -38,16 +41,22 @@ def live() -> None:
         st.caption(occupancy(detail.health))
     with right:
         st.subheader("Quality of the data")
-        components.lines(vm.quality(detail, at, chosen.zone))
+        wrong = data_quality.quality(chosen.span_s, name).value or []
+        components.lines(
+            [*vm_quality.node_lines(wrong, at, chosen.zone), *vm.quality(detail, at, chosen.zone)]
+        )
+        st.page_link(QUALITY_PAGE, label="Data quality of this node", query_params={"source": name})
     history = data.timeline("node", name, chosen.span_s)
     if not components.problem(history, at, chosen.zone) and history.value is not None:
         left, right = components.two()
         with left:
-            components.plot(vm.rho_figure(history.value.points, chosen.zone), key="node_rho")
-            components.plot(vm.requests_figure(history.value.points, chosen.zone), key="node_requests")
+            components.plot(vm.rho_figure(history.value.points, chosen.zone), key="node_rho", node=name)
+            components.plot(
+                vm.requests_figure(history.value.points, chosen.zone), key="node_requests", node=name
+            )
         with right:
-            components.plot(vm.rates_figure(history.value.points, chosen.zone), key="node_rates")
-            components.plot(vm.kv_figure(history.value.points, chosen.zone), key="node_kv")
+            components.plot(vm.rates_figure(history.value.points, chosen.zone), key="node_rates", node=name)
+            components.plot(vm.kv_figure(history.value.points, chosen.zone), key="node_kv", node=name)
         st.caption(resolution(history.value))
     st.subheader("Latency in the chosen range")
     latency = data.node_latency(name, chosen.span_s)
@@ -57,6 +66,7 @@ def live() -> None:
     components.lines(vm.capacity_lines(detail.capacity))
     if detail.scatter:
         components.plot(vm.capacity_figure(detail.scatter, detail.capacity), key="node_capacity")
+    hardware_panel(name, chosen.span_s, at, chosen.zone)
 
 
 components.live(live, chosen.tick_s())
