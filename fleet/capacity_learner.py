@@ -24,16 +24,14 @@ from fleet.capacity import (
     Method,
     estimate_capacity,
 )
+from fleet.mix_buckets import Segment, mix_moved, present_bucket
 from fleet.readings import EngineWindow
-from fleet.saturation import EngineLimits, Mix, Plateau, Point, mix_of
+from fleet.saturation import EngineLimits, Plateau, Point, mix_of
 
 RING_WINDOWS = 8640  # 24 h of 10 s windows
 MIN_COVERED = 0.8
 MIN_EVENTS = 200
 MAX_DISAGREEMENT = 0.25  # counters against the running gauge, minute averages, when both exceed 8
-MIX_STEP = math.log(1.2)
-MIX_SPAN_S = 600.0
-MIX_COMPLETIONS = 400  # below it sampling noise alone moves the mean output by 20 %
 PLATEAU_VALID_S = 7 * 86400.0
 REFIT_AFTER_S = 600.0
 REFIT_GROWTH = 0.02  # of the windows there are, so that a full ring is refitted every half hour
@@ -84,18 +82,6 @@ def gauges_disagree(minute: Sequence[Point]) -> bool:
     return min(counted, shown) > 8 and abs(counted - shown) > MAX_DISAGREEMENT * max(counted, shown)
 
 
-def mix_moved(before: Mix, after: Mix) -> bool:
-    """Return whether prompt, output or KV per sequence moved by over 20 %, both mixes being well known."""
-    if min(before.completions, after.completions) < MIX_COMPLETIONS:
-        return False
-    pairs = (
-        (before.decode_events, after.decode_events),
-        (before.prompt_tokens_computed, after.prompt_tokens_computed),
-        (before.kv_ratio_per_sequence, after.kv_ratio_per_sequence),
-    )
-    return any(old and new and abs(math.log(new / old)) > MIX_STEP for old, new in pairs)
-
-
 class CapacityLearner:
     """Learns one engine (one label, model revision and launch configuration). Owned by one loop; no lock.
 
@@ -119,7 +105,9 @@ class CapacityLearner:
         self._highest = 0.0
         self._stale: CapacityEstimate | None = None
         self._plateau: Plateau | None = None
-        self._bucket_from_s = -math.inf
+        self._bucket_from_s: float = -math.inf
+        self._segment = Segment()
+        self._has_moved = False
         self._disagreeing = 0
 
     @property
@@ -153,8 +141,17 @@ class CapacityLearner:
         else:
             self._disagreeing = max(0, self._disagreeing - 1)
         self._points.append(point)
+        self._watch_mix(point)
         if point.usable or (point.waiting or 0) > 0:  # idle windows teach nothing: no reason to refit
             self._added_since += 1
+
+    def _watch_mix(self, point: Point) -> None:
+        """Compare each ten minutes with the fit's mix: windows too thin for the curve can tell it moved."""
+        if not self._segment.add(point):
+            return
+        fitted = self._cached.mix if self._cached is not None else None
+        self._has_moved = fitted is not None and mix_moved(fitted, mix_of(self._segment.points))
+        self._segment = Segment()
 
     def estimate(
         self,
@@ -180,6 +177,8 @@ class CapacityLearner:
         return learned
 
     def _is_due(self) -> bool:
+        if self._has_moved:
+            return True
         if not self._added_since:
             return False
         if self._cached is None or self._cached.curve is None:
@@ -192,23 +191,22 @@ class CapacityLearner:
         return young or due or higher
 
     def _refit(self, now_s: float, rng: np.random.Generator) -> None:
-        points = [p for p in self._points if p.ended_at_s > self._bucket_from_s]
-        recent_from_s = now_s - MIX_SPAN_S
-        before = [p for p in points if p.ended_at_s <= recent_from_s]
-        recent = [p for p in points if p.ended_at_s > recent_from_s]
-        if before and recent and mix_moved(mix_of(before), mix_of(recent)):
-            self._bucket_from_s, self._stale, self._plateau = recent_from_s, self._cached, None
-            points = recent
+        """Fit the points of the present mix. A fit of another mix stays until this one has one."""
+        bucket = present_bucket(self._points)
+        before = self._cached.mix if self._cached is not None else None
+        if before is not None and mix_moved(before, mix_of(bucket.points)):
+            self._stale, self._plateau = self._cached, None
+            self._bucket_from_s = bucket.since_s
         if self._plateau is not None and now_s - self._plateau.seen_at_s > PLATEAU_VALID_S:
             self._plateau = None
         self._cached = estimate_capacity(
-            points, self._limits, rng, draws=self._draws, remembered=self._plateau
+            bucket.points, self._limits, rng, draws=self._draws, remembered=self._plateau
         )
         self._plateau = self._cached.plateau
         if self._cached.curve is not None:
             self._stale = None
-        self._fitted_count, self._added_since = len(points), 0
-        self._highest = max((p.batch for p in points if p.usable), default=0.0)
+        self._fitted_count, self._added_since, self._has_moved = len(bucket.points), 0, False
+        self._highest = max((p.batch for p in bucket.points if p.usable), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,6 +317,37 @@ def test_a_new_mix_starts_a_new_fit_at_the_new_mix():
     assert after.requests_per_s == pytest.approx(64 / (150 * tau), rel=0.05)
 
 
+def test_until_the_new_mix_has_a_fit_the_old_one_stands_and_says_so():
+    learner, rng = CapacityLearner(EngineLimits(max_num_seqs=64)), np.random.default_rng(3)
+    at = feed(learner, 0, 120, 300, rng)
+    before = learner.estimate(at, rng)
+    began = at
+    for i in range(1, 100):  # short answers, so few at once that no window has 200 decode steps
+        at = began + 10.0 * i
+        seen = engine_window(
+            completed=10, prompt_tokens=5000, prompt_tokens_computed=5000, running=1,
+            histograms={"itl_s": Histogram((), (100,), 1.3)},
+        )  # fmt: skip
+        learner.add(at, seen)
+    stale = learner.estimate(at, rng)
+    assert "stale_mix" in stale.flags
+    assert stale.requests_per_s == before.requests_per_s
+    assert began - 600 <= stale.stale_since_s <= began + 600
+
+
+def test_a_mix_that_comes_back_is_known_again():
+    learner, rng = CapacityLearner(EngineLimits(max_num_seqs=64)), np.random.default_rng(3)
+    at = feed(learner, 0, 60, 300, rng)
+    day = learner.estimate(at, rng)
+    at = feed(learner, at, 60, 150, rng)
+    learner.estimate(at, rng)
+    at = feed(learner, at, 15, 300, rng)
+    back = learner.estimate(at, rng)
+    # an hour and a quarter of windows at 300 steps a request, not the quarter alone, nor the mean of both
+    assert back.windows > 400
+    assert back.requests_per_s == pytest.approx(day.requests_per_s, rel=0.03)
+
+
 def test_nothing_is_refitted_while_nothing_changes():
     learner, rng = CapacityLearner(EngineLimits(max_num_seqs=64)), np.random.default_rng(3)
     at = feed(learner, 0, 120, 300, rng)
