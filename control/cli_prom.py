@@ -9,21 +9,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import click
+from sqlalchemy import Engine
 
 from control import commands_fleet, commands_promsource
 from control.cli_session import me, transaction
+from control.database import make_engine, require_head, session_scope
+from control.database_url import resolve_dsn
 from control.fetch import open_session
+from control.fleet_facts import load_fleet
 from control.promsource import PromClient, SourceSettings
+from control.promsource_backfill import Backfiller, begin
 from control.promsource_check import Report, TargetView, check_source, list_targets
-from control.queries_promsource import node_sources, source_named, sources
-from control.settings import load_settings
+from control.queries_promsource import Backfill, backfills, node_sources, source_named, sources
+from control.settings import Settings, load_settings
 from fleet.clock import SystemClock
+from fleet.errors import NotFound
 
 T = TypeVar("T")
+_TIME = click.DateTime(["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -78,9 +86,10 @@ def _whole(path: Path | None) -> Path | None:
 @prom.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object a source.")
 def list_sources(as_json: bool) -> None:
-    """List sources with how many nodes are read from each."""
+    """List sources with how many nodes are read from each, and back-fills that are not finished."""
     with transaction() as session:
         known = sources(session)
+        unfinished = [job for job in backfills(session) if job.done_until < job.until]
         read = [found.source for found in node_sources(session).values()]
     rows = [
         {"name": s.name, "url": s.url, "matchers": ",".join(s.matchers), "nodes": read.count(s.name)}
@@ -91,6 +100,11 @@ def list_sources(as_json: bool) -> None:
         return
     for row in rows:
         click.echo("  ".join(str(part) for part in row.values() if part != "") + " nodes")
+    for job in unfinished:
+        click.echo(
+            f"back-fill {job.id} of {job.source}: {job.done_ratio:.0%} of {job.since:%Y-%m-%dT%H:%M} "
+            f"to {job.until:%Y-%m-%dT%H:%M}; run it again to go on"
+        )
     if not rows:
         click.echo("no sources: every node is scraped directly; add one with `rhodeck prom add NAME URL`")
 
@@ -192,6 +206,60 @@ def _registered(source: str, found: list[TargetView], pool: str) -> list[TargetV
                 session, me(), node=target.proposed, source=source, instance=target.instance, now=now
             )
     return [t if t.node is not None else t.named(t.proposed) for t in found]
+
+
+@prom.command("backfill")
+@click.argument("name")
+@click.option("--from", "since", required=True, type=_TIME, help="Beginning, UTC: 2026-03-01T00:00.")
+@click.option("--to", "until", required=True, type=_TIME, help="End, UTC; at least two minutes ago.")
+@click.option("--period", type=click.FloatRange(1, 300), help="Seconds a round (default: as set).")
+def backfill(name: str, since: datetime, until: datetime, period: float | None) -> None:
+    """Read history of the nodes of source NAME. A run that was ended goes on where it stopped.
+
+    Samples that are there already stay as they are; the same range twice writes nothing.
+    """
+    configured = load_settings()
+    engine = make_engine(resolve_dsn(configured))
+    try:
+        require_head(engine)
+        done = _backfill(engine, configured, name, since, until, period or configured.scrape_period_s)
+    finally:
+        engine.dispose()
+    click.echo(f"done: {done.samples} samples since {done.since:%Y-%m-%d %H:%M}; charts follow in minutes")
+
+
+def _backfill(
+    engine: Engine, configured: Settings, name: str, since: datetime, until: datetime, period_s: float
+) -> Backfill:
+    clock = SystemClock()
+    with session_scope(engine) as session:
+        settings = source_named(session, name)
+        facts = load_fleet(session)
+        nodes = [found for found in node_sources(session).values() if found.source == name]
+        if not nodes:
+            raise NotFound(
+                f"no node is read from source {name}", hint="`rhodeck prom use NAME NODE`", field="name"
+            )
+        job = begin(
+            session,
+            name,
+            since=since.replace(tzinfo=UTC),
+            until=until.replace(tzinfo=UTC),
+            period_s=period_s,
+            keep_days=configured.retention_hour_days,
+            now=clock.now(),
+        )
+    pools = {node.name: node.pool for node in facts.nodes}
+    return _ask(
+        settings,
+        lambda client: Backfiller(engine, client, clock, nodes, pools).run(job, _progress),
+    )
+
+
+def _progress(job: Backfill) -> None:
+    click.echo(
+        f"{job.done_ratio:.0%}  until {job.done_until:%Y-%m-%d %H:%M}  {job.samples} samples", err=True
+    )
 
 
 def _ask(settings: SourceSettings, work: Callable[[PromClient], Awaitable[T]]) -> T:

@@ -196,12 +196,7 @@ def write_round(session: Session, round_: Round, ids: EdgeIds) -> bool:
     ).first()
     if stamped is None:
         return False
-    samples = {
-        (row["node"], row["engine"]): row  # names cut to length may meet
-        for result in round_.nodes
-        for row in (_sample_row(round_.at, result, sample, ids) for sample in result.samples)
-    }
-    copy_rows(session, "sample", _SAMPLE, list(samples.values()))
+    _copy_samples(session, [round_], ids)
     failures = [_failure_row(round_.at, result) for result in round_.nodes if result.reason is not None]
     copy_rows(session, "scrape_failure", _FAILURE_TYPES, failures)
     flows = {
@@ -212,6 +207,41 @@ def write_round(session: Session, round_: Round, ids: EdgeIds) -> bool:
     copy_rows(session, "gateway_sample", _GATEWAY, list(flows.values()))
     rollup_due.mark_rounds(session, [round_.at], round_.period_s)
     return True
+
+
+def write_past(session: Session, rounds: Sequence[Round], ids: EdgeIds) -> int:
+    """Write samples of past rounds in the caller's transaction and return how many rows they are.
+
+    A stamp that was a round already keeps what the round says of itself. The caller has seen to it that
+    no row is there under these stamps, nodes and engines. Their minutes are marked to be rolled up.
+    """
+    if not rounds:
+        return 0
+    stamps = [
+        {
+            "at": r.at,
+            "period_s": r.period_s,
+            "duration_s": r.duration_s,
+            "lag_s": r.lag_s,
+            "nodes_total": len(r.nodes),
+            "nodes_sampled": r.nodes_sampled,
+        }
+        for r in rounds
+    ]
+    session.execute(insert(RoundRow).values(stamps).on_conflict_do_nothing())
+    rollup_due.mark_rounds(session, [r.at for r in rounds], rounds[0].period_s)
+    return _copy_samples(session, rounds, ids)
+
+
+def _copy_samples(session: Session, rounds: Sequence[Round], ids: EdgeIds) -> int:
+    samples = {
+        (row["at"], row["node"], row["engine"]): row  # names cut to length may meet
+        for round_ in rounds
+        for result in round_.nodes
+        for row in (_sample_row(round_.at, result, sample, ids) for sample in result.samples)
+    }
+    copy_rows(session, "sample", _SAMPLE, list(samples.values()))
+    return len(samples)
 
 
 def copy_rows(session: Session, table: str, types: dict[str, str], rows: Sequence[dict[str, Any]]) -> None:
