@@ -122,7 +122,7 @@ def _controller(
         deadline_s=settings.scrape_deadline_s,
     )
     keep = Retention(settings.retention_days, settings.retention_minute_days, settings.retention_hour_days)
-    observer = Observer(deps, scraper, metrics, keep=keep)
+    observer = Observer(deps, scraper, metrics, keep=keep, max_bytes=settings.buffer_mb * 1024 * 1024)
     extra = (
         Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
         Step("discovery", TICK_S, 60.0, Discovery(deps, pages).tick),

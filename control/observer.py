@@ -34,7 +34,7 @@ from control.quality import QualityBook
 from control.quality_store import open_standing
 from control.quality_store import trim as trim_quality
 from control.rollup import Roller
-from control.round_writer import Recorded, RoundWriter
+from control.round_writer import MAX_BYTES, Recorded, RoundWriter
 from control.scrape import Round, Scraper
 from fleet.capacity import CapacityEstimate
 from fleet.policy import Policy
@@ -56,6 +56,7 @@ class Observer:
         metrics: ControlMetrics,
         *,
         keep: Retention | None = None,
+        max_bytes: int = MAX_BYTES,
         rng: np.random.Generator | None = None,
     ) -> None:
         self._deps = deps
@@ -66,7 +67,7 @@ class Observer:
         self._keep = keep or Retention()
         self._roller = Roller(deps.engine, deps.clock)
         self._rng = rng or np.random.default_rng()
-        self.writer = RoundWriter(deps.engine, metrics, role=deps.leadership.role)
+        self.writer = RoundWriter(deps.engine, metrics, role=deps.leadership.role, max_bytes=max_bytes)
         self._assessor = Assessor(CapacityBook(self._rng))
         self._quality = QualityBook()
         self._flow = FlowBook()
@@ -146,7 +147,8 @@ class Observer:
         watched += alert_signals.from_flow(flow.signals, assessment, round_)
         watched += alert_signals.from_capacity(self._assessor.book, assessment)
         watched += self._alert_facts.observations(at)
-        self.writer.offer(Recorded(round_, assessment, watched, estimates, quality, flow))
+        recorded = Recorded(round_, assessment, watched, estimates, quality, flow)
+        await asyncio.to_thread(self.writer.offer, recorded)
         self.derived.take(assessment, flow.states)
         self._count(assessment)
         return _summary(round_, assessment)

@@ -39,6 +39,7 @@ class ControlMetrics:
         self.round_lag_seconds = gauge("round_lag_seconds", "How late the newest round started.")
         self.rounds_skipped = counter("rounds_skipped_total", "Rounds not run because the loop was late.")
         self.rounds_buffered = gauge("rounds_buffered", "Rounds that wait for Postgres.")
+        self.buffer_bytes = gauge("buffer_bytes", "Bytes of rounds that wait for Postgres.")
         self.rounds_stored = counter("rounds_stored_total", "Rounds written to Postgres.")
         self.rounds_dropped = counter(
             "rounds_dropped_total", "Rounds lost: buffer full, or refused by Postgres.", "why"

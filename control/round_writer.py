@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from control.flow_store import write_flow
 from control.own_metrics import ControlMetrics
 from control.page_store import PageStore
 from control.quality import RoundQuality
+from control.round_buffer import RoundBuffer
 from control.sample_store import EdgeIds, RowRefused, copy_rows, edges_of, json_fit, write_round
 from control.scrape import Round
 from fleet.capacity import CapacityEstimate
@@ -37,9 +37,8 @@ from fleet.health_reading import Interval
 
 log = logging.getLogger(__name__)
 
-#: One hour of rounds at 10 s, and about as many samples as 300 MB hold.
-MAX_ROUNDS = 360
-MAX_ROWS = 100_000
+#: Bytes of rounds that may wait: hours of a hundred nodes, about an hour of a thousand.
+MAX_BYTES = 256 * 1024 * 1024
 
 _HEALTH_TYPES: dict[str, str] = {
     "at": "timestamptz",
@@ -95,17 +94,14 @@ class RoundWriter:
         metrics: ControlMetrics,
         *,
         role: str = "controller",
-        max_rounds: int = MAX_ROUNDS,
-        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._role = role
-        self._max_rounds = max_rounds
-        self._max_rows = max_rows
         self._ids = EdgeIds()
         self._pages = PageStore()
-        self._waiting: deque[Recorded] = deque()
+        self._waiting: RoundBuffer[Recorded] = RoundBuffer(max_bytes)
         self.dropped = 0  # rounds lost for good: the buffer was full, or the database refused them
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -114,28 +110,27 @@ class RoundWriter:
         return len(self._waiting)
 
     def offer(self, recorded: Recorded) -> None:
-        """Put a round in line. Over the bounds the oldest rounds are dropped, counted and logged."""
+        """Put a round in line. Over the bound the oldest rounds are dropped, counted and logged.
+
+        While many wait it takes as long as packing a round does: call it in a thread.
+        """
         with self._lock:
-            self._waiting.append(recorded)
-            dropped = 0
-            while len(self._waiting) > 1 and self._is_over():
-                self._waiting.popleft()
-                dropped += 1
-            self._metrics.rounds_buffered.set(len(self._waiting))
+            dropped = self._waiting.append(recorded, recorded.rows)
+            self._show_waiting()
         if dropped:
             self.dropped += dropped
             self._metrics.rounds_dropped.labels(why="buffer_full").inc(dropped)
             log.warning("rounds dropped", extra={"rounds": dropped, "why": "buffer_full"})
 
-    def _is_over(self) -> bool:
-        return len(self._waiting) > self._max_rounds or sum(r.rows for r in self._waiting) > self._max_rows
+    def _show_waiting(self) -> None:
+        self._metrics.rounds_buffered.set(len(self._waiting))
+        self._metrics.buffer_bytes.set(self._waiting.bytes)
 
     def discard(self, why: str) -> int:
         """Drop what waits, for example because another controller leads and writes its own rounds."""
         with self._lock:
-            dropped = len(self._waiting)
-            self._waiting.clear()
-            self._metrics.rounds_buffered.set(0)
+            dropped = self._waiting.clear()
+            self._show_waiting()
         if dropped:
             self._metrics.rounds_dropped.labels(why=why).inc(dropped)
             log.warning("rounds dropped", extra={"rounds": dropped, "why": why})
@@ -159,7 +154,11 @@ class RoundWriter:
             self._writing.release()
 
     def _write_first(self, epoch: int) -> list[Change]:
-        recorded = self._waiting[0]
+        with self._lock:
+            first = self._waiting.first()
+        if first is None:
+            return []
+        number, recorded = first
         changes: list[Change] = []
         try:
             self._ids.learn(self._engine, edges_of(recorded.round))
@@ -177,9 +176,8 @@ class RoundWriter:
                 extra={"round_at": recorded.round.at.isoformat(), "reason": str(problem)[:500]},
             )
         with self._lock:
-            if self._waiting and self._waiting[0] is recorded:  # not dropped meanwhile
-                self._waiting.popleft()
-            self._metrics.rounds_buffered.set(len(self._waiting))
+            self._waiting.done(number)
+            self._show_waiting()
         return changes
 
     def _write(self, session: Session, recorded: Recorded) -> list[Change]:

@@ -125,6 +125,12 @@ class Settings(BaseSettings):
         le=300,
         description="Seconds after which a standby controller may take over from a silent leader.",
     )
+    buffer_mb: int = Field(
+        default=256,
+        ge=8,
+        le=65_536,
+        description="MiB of rounds that may wait in memory while Postgres is away; then the oldest go.",
+    )
     retention_days: int = Field(
         default=2,
         ge=2,

@@ -22,7 +22,8 @@ from control.queries_fleet import recent_rounds, scrape_quality
 from control.queries_gateway_traffic import traffic_by_tenant, traffic_timeline
 from control.queries_latency import latency_quantiles
 from control.rollup import Roller
-from control.round_writer import Recorded, RoundWriter
+from control.round_buffer import OPEN_ROW_BYTES, RoundBuffer
+from control.round_writer import MAX_BYTES, Recorded, RoundWriter
 from control.scrape import EngineSample, GatewayResult, NodeResult, Round
 from control.tables import HealthRow, NodeRow, PoolRow, RoundRow, SampleRow
 from fleet.clock import ManualClock
@@ -77,10 +78,10 @@ def recorded(round_: Round) -> Recorded:
 class Writer:
     """A writer that leads."""
 
-    def __init__(self, engine, *, max_rounds: int = 360) -> None:
+    def __init__(self, engine, *, max_bytes: int = MAX_BYTES) -> None:
         self.engine = engine
         self.metrics = ControlMetrics()
-        self.writer = RoundWriter(engine, self.metrics, max_rounds=max_rounds)
+        self.writer = RoundWriter(engine, self.metrics, max_bytes=max_bytes)
         self.epoch = 0
         self.lead()
 
@@ -220,7 +221,11 @@ def test_rounds_outlive_an_outage_up_to_the_bound_and_the_rest_is_counted(own_se
     upgrade(dsn)
     engine = make_engine(dsn)
     try:
-        writer = Writer(engine, max_rounds=5)
+        measured: RoundBuffer[Recorded] = RoundBuffer(MAX_BYTES)
+        for number in range(4):
+            measured.append(recorded(a_round(number, sampled("a", window(completed=number)))), 1)
+        packed = measured.bytes - 3 * OPEN_ROW_BYTES  # three are open, the oldest is packed
+        writer = Writer(engine, max_bytes=3 * OPEN_ROW_BYTES + 5 * packed // 2)  # 3 open and 2 packed fit
         writer.write(a_round(0, sampled("a", window(completed=0))))
         own_server.stop()
         for number in range(1, 8):  # seven rounds, room for five
