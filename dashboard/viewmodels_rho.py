@@ -14,6 +14,7 @@ from dashboard.times import UNKNOWN, age
 from dashboard.viewmodels import SIGNS
 from dashboard.viewmodels_fleet import rho_tone
 from fleet.health_reading import TARGET_RHO
+from fleet.outcomes import TIERS
 
 LIMITS: dict[str, str] = {
     "compute": "computing alone",
@@ -25,6 +26,9 @@ LIMITS: dict[str, str] = {
 }
 
 
+TIER_ORDER: dict[str, int] = {tier.value: place for place, tier in enumerate(TIERS)}
+
+
 def subject(view: HealthView) -> str:
     """Return what a verdict is about: "fleet", "pool main", "tier best-effort"."""
     name = view.name.replace("_", "-") if view.scope == "tier" else view.name
@@ -33,7 +37,10 @@ def subject(view: HealthView) -> str:
 
 def rows(views: Sequence[HealthView]) -> dict[str, list[Any]]:
     """Return the table of rhos by column. A verdict that is old has no numbers, only its age."""
-    kept = [(view, {} if view.is_stale else view.detail) for view in views]
+    ranked = sorted(
+        views, key=lambda v: TIER_ORDER.get(v.name, len(TIER_ORDER)) if v.scope == "tier" else -1
+    )
+    kept = [(view, {} if view.is_stale else view.detail) for view in ranked]
     return {
         "subject": [subject(view) for view, _ in kept],
         "verdict": [_verdict(view) for view, _ in kept],

@@ -129,7 +129,7 @@ class Health:
     worst_rho: float | None = None
     worst_rho_low: float | None = None
     worst_rho_high: float | None = None
-    imbalance: float | None = None  # worst rho / own rho
+    imbalance: float | None = None  # worst rho / rho of what reached the engines
     rho_with_higher: Interval = Interval()  # of a tier: with all tiers of higher precedence
     model: str | None = None  # of an engine: what it serves
     demand_share: float | None = None  # of a tier: its part of the demanded engine-seconds

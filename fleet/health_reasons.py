@@ -36,10 +36,10 @@ def explain(e: Health, longest_wait_s: float, *, parts: tuple[Health, ...] = ())
         lines.append(f"rho over five minutes = {e.competing_rate_slow or 0:.4g} / {mu:.4g} = {slow}")
     if rate is not None and mu is not None and mu > 0:
         lines.extend(_room_lines(e, rate, mu, longest_wait_s))
-    if e.worst is not None and e.worst_rho is not None and e.imbalance is not None and len(parts) > 1:
+    if e.worst is not None and e.worst_rho is not None and e.imbalance and len(parts) > 1:
         lines.append(
-            f"imbalance = worst rho / rho = {e.worst_rho:.2f} / {e.rho.value or 0:.2f} = {e.imbalance:.2f}"
-            f"; the worst is {e.worst}"
+            f"imbalance = worst rho / rho of what reached the engines = {e.worst_rho:.2f} / "
+            f"{e.worst_rho / e.imbalance:.2f} = {e.imbalance:.2f}; the worst is {e.worst}"
         )
     if e.arrivals is not None and e.completions:
         balance = e.arrivals / e.completions

@@ -121,7 +121,8 @@ def _combine(
         longest_wait_s=longest_wait_s,
         engines=_fresh_engines(fresh if offered and known else known) if known else 0,
     )
-    health = _with_worst(health, fresh)
+    reached = over(total(p.competing_rate for p in summed), health.mu.value)
+    health = _with_worst(health, fresh, reached)
     return replace(health, explanation=explain(health, longest_wait_s, parts=tuple(known)))
 
 
@@ -185,8 +186,11 @@ def _shared(names: Sequence[str | None]) -> str | None:
     return distinct.pop() if len(distinct) == 1 else ("mixed" if distinct else None)
 
 
-def _with_worst(health: Health, parts: Sequence[Health]) -> Health:
-    """Return `health` with the part of the largest rho: its interval, and how far it is from the sum's."""
+def _with_worst(health: Health, parts: Sequence[Health], reached: float | None) -> Health:
+    """Return `health` with the part of the largest rho, its interval, and the imbalance.
+
+    That compares like with like: `reached` is rho of what reached the parts, refusals at the door left out.
+    """
     known = [
         (p.worst_rho, p.worst_rho_low, p.worst_rho_high, p.worst or p.name)
         if p.worst_rho is not None
@@ -197,12 +201,11 @@ def _with_worst(health: Health, parts: Sequence[Health]) -> Health:
     if not known:
         return health
     value, low, high, name = max(known, key=lambda part: (part[0] or 0.0, part[3]))
-    own = health.rho.value
     return replace(
         health,
         worst=name,
         worst_rho=value,
         worst_rho_low=low,
         worst_rho_high=high,
-        imbalance=value / own if own and value is not None else None,
+        imbalance=value / reached if reached and value is not None else None,
     )

@@ -249,6 +249,9 @@ def test_a_pool_adds_load_and_capacity_and_names_its_worst():
     assert (pool.worst, pool.worst_rho) == ("b", pytest.approx(0.9))
     assert pool.imbalance == pytest.approx(1.5)
     assert not pool.is_partial
+    # at the door four times as many: rho is 2.4, and b still has 1.5 times its share of what got through
+    refusing = assess_pool("p", parts, 300, offered=Offered(2880, 60, 14400, 300))
+    assert (refusing.rho.value, refusing.imbalance) == (pytest.approx(2.4), pytest.approx(1.5))
     fleet = assess_fleet([pool, assess_pool("q", [parts[1]], 300)], 300)
     assert fleet.rho.value == pytest.approx(21 / 30)
     assert fleet.worst == "b"
