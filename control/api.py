@@ -24,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from control import api_alerts, commands_policy, queries_policy, queries_rho
+from control import api_alerts, api_nodes, commands_policy, queries_policy, queries_rho
+from control.api_calls import Call
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.diagnose import diagnosis, span_of
@@ -96,7 +97,10 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/spend/{month}.csv", _spend_csv, Scope.SPEND_READ),
-        *(route(call.path, _alerting(call), call.scope, call.method) for call in api_alerts.CALLS),
+        *(
+            route(call.path, _called(call), call.scope, call.method)
+            for call in (*api_alerts.CALLS, *api_nodes.CALLS)
+        ),
     ]
     app = Starlette(
         routes=routes,
@@ -247,7 +251,7 @@ def _policy(session: Session, _deps: ApiDeps, _asked: Asked) -> Response:
     )
 
 
-def _alerting(call: api_alerts.Call) -> Work:
+def _called(call: Call) -> Work:
     def work(session: Session, deps: ApiDeps, asked: Asked) -> Response:
         answer = call.answer(
             session,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from control import api_alerts
+from control import api_alerts, api_nodes
+from control.api_calls import described
 from control.tokens import Scope
 from fleet.policy import Policy
 
@@ -156,7 +157,7 @@ def document() -> dict[str, Any]:
                     parameters=[_MONTH],
                 )
             },
-            **api_alerts.described(_operation),
+            **described((*api_alerts.CALLS, *api_nodes.CALLS), _operation),
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

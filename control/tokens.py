@@ -37,6 +37,8 @@ class Scope(StrEnum):
     SPEND_READ = "spend:read"
     ALERTS_READ = "alerts:read"
     ALERTS_WRITE = "alerts:write"
+    FLEET_READ = "fleet:read"
+    FLEET_WRITE = "fleet:write"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,16 @@ pytestmark = pytest.mark.postgres
 
 ADMIN = Actor("ada", Role.ADMIN, "cli")
 MONTH = "2026-02"
-SCOPES = ("status:read", "policy:read", "policy:write", "spend:read", "alerts:read", "alerts:write")
+SCOPES = (
+    "status:read",
+    "policy:read",
+    "policy:write",
+    "spend:read",
+    "alerts:read",
+    "alerts:write",
+    "fleet:read",
+    "fleet:write",
+)
 #: method, path, scope, status with the right token and no body
 CALLS = [
     ("GET", "/api/v1/status", "status:read", 200),
@@ -64,6 +73,19 @@ CALLS = [
     ("DELETE", "/api/v1/webhooks/pager", "alerts:write", 404),
     ("POST", "/api/v1/webhooks/pager/test", "alerts:write", 404),
     ("POST", "/api/v1/webhooks/pager/retry", "alerts:write", 404),
+    ("GET", "/api/v1/nodes", "fleet:read", 200),
+    ("POST", "/api/v1/nodes", "fleet:write", 422),
+    ("GET", "/api/v1/nodes/n", "fleet:read", 404),
+    ("DELETE", "/api/v1/nodes/n", "fleet:write", 404),
+    ("POST", "/api/v1/nodes/n/drain", "fleet:write", 404),
+    ("POST", "/api/v1/nodes/n/rest", "fleet:write", 404),
+    ("POST", "/api/v1/nodes/n/resume", "fleet:write", 404),
+    ("POST", "/api/v1/nodes/n/pages", "fleet:write", 422),
+    ("GET", "/api/v1/discovery", "fleet:read", 200),
+    ("POST", "/api/v1/discovery", "fleet:write", 422),
+    ("DELETE", "/api/v1/discovery/s", "fleet:write", 404),
+    ("POST", "/api/v1/discovery/s/pause", "fleet:write", 404),
+    ("POST", "/api/v1/discovery/s/resume", "fleet:write", 404),
 ]
 OPEN = ["/healthz", "/readyz", "/openapi.json"]
 

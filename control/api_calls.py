@@ -1,0 +1,122 @@
+"""What calls of the API have in common: what they are given, who may make them, how they are described.
+
+Bodies are checked by models that refuse unknown fields. Writes take an idempotency key. Prevents: a
+description of calls that is not the one that answers, and a write that happens twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from sqlalchemy.orm import Session
+
+from control import idempotency
+from control.roles import Actor
+from control.tokens import Scope
+from fleet.errors import InvalidInput
+
+
+class Body(BaseModel):
+    """A JSON object with the fields named, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NoteBody(Body):
+    """Why, for whoever reads it later."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call was given."""
+
+    session: Session
+    now: datetime
+    actor: Actor
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the API."""
+
+    method: str
+    path: str
+    summary: str
+    run: Callable[[Asked], dict[str, Any]]
+    body: type[Body] | None = None
+    code: int = 200
+    reads: Scope = Scope.ALERTS_READ
+    writes: Scope = Scope.ALERTS_WRITE
+
+    @property
+    def scope(self) -> Scope:
+        return self.reads if self.method == "GET" else self.writes
+
+    def answer(
+        self,
+        session: Session,
+        now: datetime,
+        actor: Actor,
+        *,
+        path: Mapping[str, str],
+        query: Mapping[str, str],
+        body: bytes,
+        key: str | None,
+    ) -> dict[str, Any]:
+        """Carry the call out once for `key` and return what it answers. Raises what its command raises."""
+        model = None if self.body is None else _parsed(self.body, body)
+        asked = Asked(session, now, actor, path, query, model)
+        if self.method == "GET":
+            return self.run(asked)
+        action = f"{self.method} {self.path}"
+        request = dict(path) | ({} if model is None else {"body": model.model_dump(mode="json")})
+        before = idempotency.recall(session, key, action, request)
+        if before is not None:
+            return before
+        answer = self.run(asked)
+        idempotency.remember(session, key, action, request, answer, now)
+        return answer
+
+
+def _parsed(model: type[Body], body: bytes) -> Body:
+    try:
+        return model.model_validate_json(body or b"{}")
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = "/".join(str(part) for part in first["loc"])[:80] or None
+        raise InvalidInput(
+            f"{field or 'the body'}: {first['msg']}"[:300], hint="See /openapi.json", field=field
+        ) from None
+
+
+def described(calls: Iterable[Call], operation: Callable[..., dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return calls as OpenAPI paths, made by `operation(summary, scope, responses, body=, ...)`."""
+    paths: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        names = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+        given: list[dict[str, Any]] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+        schema = None if call.body is None else call.body.model_json_schema()
+        made = operation(
+            call.summary,
+            call.scope,
+            {str(call.code): {"description": "Done", "content": {"application/json": {"schema": _ANY}}}},
+            body=None if schema is None else schema["properties"],
+            required=None if schema is None else schema.get("required"),
+        )
+        made["parameters"] = [*given, *made.get("parameters", ())]
+        paths.setdefault(call.path, {})[call.method.lower()] = made
+    return paths
+
+
+_ANY = {"type": "object"}
