@@ -153,7 +153,7 @@ RULES: dict[str, AlertRule] = {
         ),
         AlertRule(
             BURST, "Arrivals far above their baseline", "times the baseline", ("fleet", "pool", "tier"),
-            _WARNING, 10.0, 5.0, 0.0, 120.0, 0, 3,
+            _WARNING, 9.0, 5.0, 0.0, 120.0, 0, 3,
         ),
         AlertRule(
             CAPACITY_DRIFT, "Capacity estimates disagree", "ratio", ("node",), _WARNING,

@@ -28,7 +28,7 @@ class FlowRule(StrEnum):
 #: Rule -> (unit, what its value is, the value above which it is bad).
 UNITS: dict[FlowRule, tuple[str, str, float]] = {
     FlowRule.UNSTABLE: ("0 or 1", "1 once the queue has left equilibrium", 0.5),
-    FlowRule.BURST: ("ratio", "arrivals of 90 s over the baseline of the hour before", 10.0),
+    FlowRule.BURST: ("ratio", "arrivals of 90 s over the hour before; 10 x, less a tenth for noise", 9.0),
     FlowRule.KV_EXHAUSTION: ("ratio", "KV use the trend of five minutes reaches in five more", 1.0),
     FlowRule.SLO_BURN_FAST: ("ratio", "budget burn, the lower of 1 hour and 5 minutes", 14.4),
     FlowRule.SLO_BURN_SLOW: ("ratio", "budget burn, the lower of 6 hours and 30 minutes", 6.0),

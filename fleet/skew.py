@@ -7,9 +7,8 @@ average of 60 % over two nodes at 110 %, and an idle pool reported as skewed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 MIN_LOAD = 0.5  # a node below this is not hot, whatever its peers do
 MIN_MEDIAN = 0.05  # ratios to less than this mean nothing
@@ -45,9 +44,18 @@ def skew(loads: Mapping[str, float]) -> Skew | None:
     if len(values) < 2 or mean <= 0:
         return None
     spread = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5 / mean
+    ordered = sorted(loads, key=lambda name: loads[name])
+    rising = [loads[name] for name in ordered]
     nodes: list[NodeSkew] = []
-    for name, load in loads.items():
-        peers = median(value for other, value in loads.items() if other != name)
+    for place, name in enumerate(ordered):
+        load, peers = loads[name], _median_without(rising, place)
         ratio = load / max(peers, MIN_MEDIAN)
         nodes.append(NodeSkew(name, load, peers, ratio if load >= MIN_LOAD else min(ratio, 1.0)))
     return Skew(tuple(sorted(nodes, key=lambda one: (-one.ratio, -one.load, one.node))), spread)
+
+
+def _median_without(rising: Sequence[float], place: int) -> float:
+    """Return the median of all but the one at `place` of the sorted values."""
+    rest = len(rising) - 1
+    low, high = (rest - 1) // 2, rest // 2
+    return (rising[low + (low >= place)] + rising[high + (high >= place)]) / 2

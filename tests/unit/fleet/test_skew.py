@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.skew import skew
 
@@ -30,3 +34,12 @@ def test_one_node_or_no_load_has_no_skew():
     assert skew({"a": 0.9}) is None
     assert skew({"a": 0.0, "b": 0.0}) is None
     assert skew({}) is None
+
+
+@given(st.lists(st.floats(0, 2), min_size=2, max_size=12).filter(lambda values: sum(values) > 0))
+def test_peers_are_the_median_of_the_others(values):
+    loads = {str(i): value for i, value in enumerate(values)}
+    found = skew(loads)
+    assert found is not None
+    for one in found.nodes:
+        assert one.peers == pytest.approx(median(v for n, v in loads.items() if n != one.node))
