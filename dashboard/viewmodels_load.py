@@ -25,7 +25,7 @@ def balance(health: HealthView | None) -> str:
         return "Flow balance (arrivals / completions): not known."
     return (
         f"Flow balance (arrivals / completions): **{health.flow_balance:.2f}**. It reads 1.0 for any "
-        "stable fleet, idle ones included, so it never drives an alarm. Arrivals: those that reached engines."
+        "stable fleet, idle ones included, so it never drives an alarm. Arrivals: what reached engines."
     )
 
 
