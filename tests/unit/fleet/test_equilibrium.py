@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.equilibrium import KINDS, delay_min, flat_day
 from fleet.equilibrium import Balance, Minute, assess_equilibrium
 
 
@@ -93,24 +94,53 @@ def test_rho_above_one_at_its_low_end_is_unstable_at_once_and_nothing_known_is_n
     assert assess_equilibrium([]).balance is None
 
 
-def noisy(rng: np.random.Generator, count: int, doubling_min: float | None, noise: float) -> list[float]:
-    rise = math.log(2) / doubling_min if doubling_min else 0.0
-    return [2 * math.exp(rise * i + rng.normal(0, noise)) for i in range(count)]
-
-
-def test_a_noisy_rise_is_found_within_30_minutes_and_a_noisy_flat_day_is_not():
-    # a flat p99 with 10 % noise: the Theil-Sen slope of 30 points has sd 0.1 / sqrt(30^3 / 12) = 0.0021;
-    # a doubling within an hour needs 0.0116, 5.5 sd away. A doubling in 15 minutes is 0.046, 22 sd.
+def test_a_doubling_of_requests_tails_is_certain_within_30_minutes_and_a_flat_day_is_not():
+    """The benchmark's own days, made of requests counted into the gateway's buckets, with 15 % noise."""
     rng = np.random.default_rng(17)
-    for _ in range(20):
-        series = [2.0 * math.exp(rng.normal(0, 0.1)) for _ in range(30)] + noisy(rng, 31, 15, 0.1)
-        middle = [0.4 * math.exp(rng.normal(0, 0.05)) for _ in series]
-        found = assess_equilibrium(minutes(series, middle))
-        assert "trend" in raised(found)
-        assert 10 < found.p99_doubling_min < 25
-    for _ in range(6):
-        day = minutes(
-            noisy(rng, 1440, None, 0.1), [0.4 * math.exp(rng.normal(0, 0.05)) for _ in range(1440)]
-        )
-        alarms = [end for end in range(30, 1440, 5) if raised(assess_equilibrium(day[:end]))]
-        assert alarms == []
+    delays = [delay_min(rng, KINDS[0]) for _ in range(12)]
+    assert all(delay is not None for delay in delays), delays
+    # the growth between thirds of 30 minutes passes 1.8 after 20 min x log2(1.8) / 15 min = 17 minutes
+    assert min(delay for delay in delays if delay is not None) >= 12
+    assert [flat_day(rng, KINDS[0])[0] for _ in range(4)] == [False] * 4
+
+
+def test_one_look_that_is_significant_is_a_vote_and_no_alarm():
+    # 30 % growth in 30 minutes without noise: p is tiny, but the tail has not grown by 1.8
+    found = assess_equilibrium(minutes([2 * 2 ** (i / 59) for i in range(30)]))
+    assert raised(found) == {"trend"}
+    assert found.balance is Balance.EQUILIBRIUM
+    assert found.p99_doubling_min is None
+    assert "not yet certain" in found.signals[2].evidence
+
+
+def test_a_doubling_in_50_minutes_is_certain_over_a_longer_window():
+    rising = minutes([2 * 2 ** (i / 50) for i in range(100)])
+    found = assess_equilibrium(rising)
+    assert found.p99_doubling_min == pytest.approx(50, rel=1e-6)
+    # 20 minutes of it are 2^(20/50) = 1.3 between thirds of half an hour: not yet
+    assert assess_equilibrium(rising[:31]).p99_doubling_min is None
+
+
+def test_growth_that_is_over_is_not_called_for_ever():
+    risen = [2 * 2 ** (min(i, 40) / 15) for i in range(140)]
+    assert assess_equilibrium(minutes(risen[:41])).balance is Balance.UNSTABLE
+    assert assess_equilibrium(minutes(risen)).balance is Balance.EQUILIBRIUM
+
+
+def test_time_to_first_token_that_doubles_under_long_answers_is_seen():
+    rows = [
+        replace(m, ttft_p50_s=0.2, ttft_p99_s=0.5 * 2 ** (i / 15))
+        for i, m in enumerate(minutes([60.0] * 40, [20.0] * 40))
+    ]
+    found = assess_equilibrium(rows)
+    assert found.balance is Balance.UNSTABLE
+    assert "p99 of time to first token doubles every 15 minutes" in found.signals[2].evidence
+
+
+def test_flow_and_ages_with_room_to_spare_are_a_queue_on_its_way_to_its_next_level():
+    # 400 in, 300 out, 400 / 60 x 6 s explain 30 of 60 places
+    rising = {"arrivals": 400, "departures": 300, "mean_in_system": 60.0, "time_mean_s": 6.0}
+    rows = minutes([2.0] * 20, **rising)
+    assert assess_equilibrium(rows, rho_low=0.5, rho_high=0.8).balance is Balance.FILLING
+    assert assess_equilibrium(rows, rho_low=0.9, rho_high=1.1).balance is Balance.UNSTABLE
+    assert assess_equilibrium(rows).balance is Balance.UNSTABLE  # nobody knows how far it may fill
