@@ -71,7 +71,7 @@ def strip(person: access.Person) -> None:
         choose("Range", list(state.RANGES), "range", state.DEFAULT_RANGE, {})
         choose("Times in", ["UTC", "local"], "tz", "UTC", {"local": "Local"})
         choose("Updates", ["live", "paused"], "live", "live", {"live": "Live", "paused": "Paused"})
-        choose("Events on charts", ["on", "off"], "events", "on", {"on": "Events", "off": "Plain"})
+        st.toggle("Events", value=True, key="events", bind="query-params", help="Mark events on charts")
         chosen = state.filters()
 
         def beat() -> None:
@@ -84,7 +84,10 @@ def strip(person: access.Person) -> None:
             )
             found = data_alerts.count().value
             st.page_link(
-                ALERTS_PAGE, label=alerts.badge(found), icon=alerts.badge_icon(found), width="content"
+                ALERTS_PAGE,
+                label=alerts.badge(found),
+                icon=alerts.badge_icon(found),
+                help=alerts.badge_help(found),
             )
 
         components.live(beat, chosen.tick_s())

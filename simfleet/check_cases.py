@@ -22,10 +22,13 @@ _CHAT = (Lengths(500, 0.6), Lengths(300, 0.7))
 _WITH_LONG = (Lengths(400, 0.5, tall_share=0.08, tall_mean=12_000), Lengths(200, 0.6))
 
 
-def capped_front(seed: int = 1) -> Incident:
-    """12 nodes behind a FIFO that lets 64 requests in at once; 8 % long contexts hold the places."""
+def capped_front(seed: int = 1, *, nodes: int = 12) -> Incident:
+    """12 nodes behind a FIFO that lets 64 requests in at once; 8 % long contexts hold the places.
+
+    With fewer nodes the same story in proportion: 21 places for 4.
+    """
     prompt, output = _WITH_LONG
-    nodes, cap = 12, 64
+    cap = 64 * nodes // 12
     profile = replace(_ROOMY, alpha_s=0.011)
     rate = nodes * throughput_at_batch(profile, cap / nodes, prompt.overall_mean, output.overall_mean)
     return Incident(

@@ -1,0 +1,43 @@
+"""Capacity or scheduling: what is wrong, why, and which knob turns it?"""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard import components, data, data_diagnosis, state
+from dashboard import viewmodels_diagnosis as vm
+from dashboard.diagnosis_panel import finding
+
+st.title("Diagnosis")
+chosen = state.filters()
+intervals = list(data_diagnosis.INTERVALS)
+state.recall("over", intervals)
+over = st.segmented_control(
+    "Over the last", intervals, key="over", default=intervals[0], required=True, bind="query-params"
+)
+state.remember("over", over or intervals[0])
+
+
+def live() -> None:
+    """Draw everything that moves."""
+    at = data.now()
+    found = data_diagnosis.verdict(over or intervals[0])
+    if components.problem(found, at, chosen.zone) or found.value is None:
+        return
+    verdict = found.value
+    components.verdict(vm.LOOKS[verdict.kind][0], verdict.sentence)
+    components.cards(vm.cards(verdict))
+    figure = vm.utilization_figure(verdict, chosen.zone)
+    if figure is not None:
+        components.plot(figure, key="utilization")
+    for view in vm.findings(verdict, chosen.zone):
+        finding(view)
+    said = vm.cannot_tell(verdict)
+    if said:
+        st.subheader("What could not be looked for")
+        components.lines(said)
+    if found.as_of is not None:
+        st.caption(f"Judged at {chosen.zone.clock(found.as_of)} over the last {over}.")
+
+
+components.live(live, data_diagnosis.TICK_S if chosen.is_live else None)

@@ -1,0 +1,99 @@
+"""A diagnosis of what was scraped over sockets and stored in Postgres, by query, command line and API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from control.cli_diagnose import diagnose as diagnose_command
+from control.diagnose import diagnosis, gather, span_of
+from control.tables import SampleRow
+from fleet.clock import SystemClock
+from fleet.diagnosis_evidence import Cause, Kind
+from fleet.errors import InvalidInput
+from simfleet import check_cases
+from tests.incident_fleet import store
+from tests.postgres_server import FreshDatabase
+
+pytestmark = pytest.mark.postgres
+END = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+SPAN = timedelta(minutes=6)
+
+
+def test_scraped_pages_in_postgres_give_the_verdict_and_what_was_not_stored_is_not_guessed(
+    database: FreshDatabase,
+):
+    store(database.engine, check_cases.capped_front(nodes=4), END)
+    with Session(database.engine) as session:
+        verdict = diagnosis(session, END, SPAN)
+        evidence = gather(session, END - SPAN, END)
+    assert verdict.kind is Kind.SCHEDULING
+    assert [f.cause for f in verdict.findings][:2] == [Cause.CONCURRENCY_CAP, Cause.HEAD_OF_LINE]
+    assert evidence.order == "fifo"
+    assert evidence.engines[0].launch.max_num_seqs == check_cases.capped_front().profile.max_num_seqs
+    assert evidence.engines[0].capacity is not None  # as learnt by the controller, not from the interval
+    assert evidence.silent == ()
+    # 36 rounds of 10 s in six minutes
+    assert [len(e.windows) for e in evidence.engines] == [36, 36, 36, 36]
+    assert verdict.utilization is not None
+    assert verdict.utilization.p50 < 0.4
+
+    with Session(database.engine) as session, session.begin():
+        session.execute(
+            update(SampleRow).values(
+                prompt_len_edges=None, prompt_len_counts=None, step_edges=None, step_counts=None
+            )
+        )
+        verdict = diagnosis(session, END, SPAN)
+    causes = [f.cause for f in verdict.findings]
+    assert Cause.CONCURRENCY_CAP in causes
+    assert Cause.HEAD_OF_LINE not in causes
+    assert "head-of-line blocking: prompt lengths are not exported" in verdict.cannot_tell
+    assert any(words.startswith("token budget") for words in verdict.cannot_tell)
+
+
+def test_ten_minutes_without_samples_are_no_verdict(database: FreshDatabase):
+    store(database.engine, replace(check_cases.healthy_fleet(), nodes=1, length_s=120.0), END)
+    with Session(database.engine) as session:
+        verdict = diagnosis(session, END + timedelta(minutes=10), timedelta(minutes=15))
+    assert verdict.kind is Kind.UNKNOWN
+    assert verdict.sentence == "Cannot say: no samples for 10 minutes."
+
+
+@pytest.mark.parametrize("text", ["", "15", "m", "-5m", "5d", "1" * 9 + "s", "\u0665m", "1.5h"])
+def test_a_length_of_time_that_is_none_is_refused_with_its_field(text: str):
+    with pytest.raises(InvalidInput) as caught:
+        span_of(text)
+    assert caught.value.field == "since"
+
+
+def test_intervals_too_short_and_too_long_are_refused(session: Session):
+    for span in (timedelta(minutes=2), timedelta(hours=7)):
+        with pytest.raises(InvalidInput, match="cannot be diagnosed"):
+            diagnosis(session, END, span)
+
+
+def test_the_command_ends_with_the_verdict_as_exit_code_and_json(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DATABASE_URL", database.dsn)
+    nothing = CliRunner().invoke(diagnose_command, ["--json"])
+    assert nothing.exit_code == 3
+    assert json.loads(nothing.stdout)["verdict"] == "unknown"
+    store(database.engine, check_cases.capped_front(nodes=4), SystemClock().now())
+    found = CliRunner().invoke(diagnose_command, ["--json", "--since", "6m"])
+    assert found.exit_code == 1, found.output
+    said = json.loads(found.stdout)
+    assert said["verdict"] == "scheduling"
+    assert said["findings"][0]["cause"] == "concurrency_cap"
+    assert {"label", "value", "unit"} == set(said["findings"][0]["numbers"][0])
+    text = CliRunner().invoke(diagnose_command, ["--since", "6m"])
+    assert "1. A cap of 21" in text.output or "1. a cap of 21" in text.output
+    monkeypatch.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:1/rhodeck")
+    assert CliRunner().invoke(diagnose_command, ["--json"]).exit_code == 2
