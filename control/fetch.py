@@ -81,7 +81,7 @@ class FetchedPage:
     content_type: str | None
     started_s: float
     duration_s: float
-    date_s: float | None = None  # what the server took the time for, Unix seconds
+    ahead_s: float | None = None  # of the server's clock over ours, beyond what the exchange explains
 
 
 class FetchFailed(FleetError):
@@ -194,7 +194,16 @@ async def fetch_page(
             said += "; at the end it waited for other nodes' large pages to be read"
         raise FetchFailed(Reason.TIMEOUT, said) from None
     body, status, kind, date_s = answered
-    return FetchedPage(body, status, kind, started_s, clock.monotonic_s() - started_s, date_s)
+    duration_s = clock.monotonic_s() - started_s
+    ahead_s = None if date_s is None else _ahead_s(date_s, clock.now().timestamp(), duration_s)
+    return FetchedPage(body, status, kind, started_s, duration_s, ahead_s)
+
+
+def _ahead_s(date_s: float, now_s: float, duration_s: float) -> float:
+    """Return how far a date (whole seconds) lies outside the exchange it was written in; 0 inside it."""
+    if date_s > now_s:
+        return date_s - now_s
+    return min(0.0, date_s + 1.0 - (now_s - duration_s))
 
 
 async def _addresses(parts: SplitResult) -> list[Address]:

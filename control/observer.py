@@ -142,7 +142,9 @@ class Observer:
         assessment = await asyncio.to_thread(self._assessor.assess, round_, facts)
         flow = await asyncio.to_thread(self._flow.take, round_, assessment)
         estimates, self._estimates = self._estimates, {}
-        quality = self._quality.take(round_, facts, dropped=self.writer.dropped)
+        quality = self._quality.take(
+            round_, facts, verdicts=assessment.verdicts, dropped=self.writer.dropped
+        )
         watched = observe_alerts(assessment)
         watched += alert_signals.from_flow(flow.signals, assessment, round_)
         watched += alert_signals.from_capacity(self._assessor.book, assessment)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from control.assess import Verdict
 from control.fleet_facts import FleetFacts
 from control.rounds import GatewayResult, NodeResult, Round
 from control.sample_store import plain_text
+from fleet.health_reading import Health
 from fleet.quality_kinds import Finding, Kind
 from fleet.readings import Reason
 
@@ -100,8 +102,13 @@ class QualityBook:
         for each in standing:
             self._standing.setdefault(each.key, replace(each, seen=now))
 
-    def take(self, round_: Round, facts: FleetFacts, *, dropped: float = 0.0) -> RoundQuality:
-        """Take a round; return what stands after it. `dropped`: rounds lost so far, a count that rises."""
+    def take(
+        self, round_: Round, facts: FleetFacts, *, verdicts: Sequence[Verdict] = (), dropped: float = 0.0
+    ) -> RoundQuality:
+        """Take a round; return what stands after it.
+
+        `verdicts` are those of the round, `dropped` the rounds lost so far, a count that rises.
+        """
         ended: list[Standing] = []
         nodes = {node.name for node in facts.nodes}
         gateways = {gateway.name for gateway in facts.gateways}
@@ -110,12 +117,14 @@ class QualityBook:
             if standing.source not in known[standing.scope]:
                 ended.append(self._standing.pop(key))
         self._sources = {k: v for k, v in self._sources.items() if k[1] in known[k[0]]}
+        healths = {verdict.name: verdict.health for verdict in verdicts if verdict.scope == "node"}
         for result in round_.nodes:
             if result.node in nodes:
-                ended += self._judge(NODE, result.node, result, round_)
+                unknown = _unknown(healths.get(result.node))
+                ended += self._judge(NODE, result.node, result, round_, unknown)
         for result in round_.gateways:
             if result.gateway in gateways:
-                ended += self._judge(GATEWAY, result.gateway, result, round_)
+                ended += self._judge(GATEWAY, result.gateway, result, round_, [])
         bypass = self._bypass(round_, facts)
         own = [*self._own(round_, dropped), *(bypass or ())]
         is_counted = bypass is not None
@@ -126,12 +135,17 @@ class QualityBook:
         return RoundQuality(round_.at, tuple(self._standing.values()), tuple(ended))
 
     def _judge(
-        self, scope: str, source: str, result: NodeResult | GatewayResult, round_: Round
+        self,
+        scope: str,
+        source: str,
+        result: NodeResult | GatewayResult,
+        round_: Round,
+        unknown: Sequence[Finding],
     ) -> list[Standing]:
         if result.reason is None:
             if isinstance(result, NodeResult) and not (result.samples or result.findings or result.pages):
                 return []  # its source has no newer page: nothing to judge
-            found = (*result.findings, *_lost_parts(result))
+            found = (*result.findings, *_lost_parts(result), *unknown)
             return self._update(scope, source, found, round_, lambda _: True)
         no_page = Finding(Kind.NO_PAGE, metric=result.reason.value, detail=no_page_said(result))
         return self._update(scope, source, [no_page], round_, lambda kind: kind is Kind.NO_PAGE)
@@ -211,6 +225,15 @@ def no_page_said(result: NodeResult | GatewayResult) -> str:
     """Return why there is no page, in words."""
     reason = (result.reason or Reason.UNREACHABLE).value.replace("_", " ")
     return f"{reason}: {result.detail}" if result.detail else reason
+
+
+def _unknown(health: Health | None) -> list[Finding]:
+    """Return why a node with fresh samples has no rho, where its pages are not the reason."""
+    if health is None or health.is_stale or health.rho.value is not None:
+        return []
+    said = health.explanation[0] if health.explanation else ""
+    kind = Kind.ARRIVALS_UNKNOWN if health.arrival_rate is None else Kind.CAPACITY_UNKNOWN
+    return [Finding(kind, detail=said)]
 
 
 def _lost_parts(result: NodeResult | GatewayResult) -> Iterable[Finding]:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from control.database import session_scope
-from control.quality import Key, RoundQuality, Standing
+from control.quality import GATEWAY, Key, RoundQuality, Standing
 from control.tables import QualityFindingRow
 from fleet.quality_kinds import Finding, Kind
 
@@ -84,7 +84,7 @@ def _values(standing: Standing) -> dict[str, object]:
         "severity": finding.severity.value,
         "since": standing.since,
         "detail": finding.detail,
-        "affects": list(finding.affects),
+        "affects": list(finding.affects(of_gateway=standing.scope == GATEWAY)),
     }
 
 

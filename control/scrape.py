@@ -244,11 +244,9 @@ class Scraper:
         if fetched.duration_s > SLOW_SHARE * self._deadline_s:
             said = f"took {fetched.duration_s:.1f} s of the {self._deadline_s:g} s it may take"
             found.append(Finding(Kind.SLOW_PAGE, detail=said))
-        if fetched.date_s is not None:
-            ahead_s = fetched.date_s - now_s
-            if abs(ahead_s) > SKEW_S + fetched.duration_s:
-                way = "ahead of" if ahead_s > 0 else "behind"
-                found.append(Finding(Kind.CLOCK_SKEW, detail=f"{abs(ahead_s):.0f} s {way} our clock"))
+        if fetched.ahead_s is not None and abs(fetched.ahead_s) > SKEW_S:
+            way = "ahead of" if fetched.ahead_s > 0 else "behind"
+            found.append(Finding(Kind.CLOCK_SKEW, detail=f"{abs(fetched.ahead_s):.0f} s {way} our clock"))
         return found
 
     async def _gateway(self, target: Target) -> GatewayResult:

@@ -56,6 +56,9 @@ class Kind(StrEnum):
     TWO_WRITERS = "two_writers"
     INCONSISTENT_GAUGES = "inconsistent_gauges"
     COUNTERS_DISAGREE = "counters_disagree"
+    # verdicts that cannot be given although the pages are well
+    CAPACITY_UNKNOWN = "capacity_unknown"
+    ARRIVALS_UNKNOWN = "arrivals_unknown"
     # gateways together, and ourselves
     GATEWAY_BYPASSED = "gateway_bypassed"
     ROUND_LATE = "round_late"
@@ -83,10 +86,11 @@ class Finding:
     metric: str = ""  # our short name of the quantity, or a reason; "" where none is meant
     detail: str = ""
 
-    @property
-    def affects(self) -> tuple[str, ...]:
-        """Numbers that suffer, as the pages call them."""
+    def affects(self, *, of_gateway: bool = False) -> tuple[str, ...]:
+        """Return the numbers that suffer, as the pages call them."""
         meaning = MEANINGS[self.kind]
+        if of_gateway and meaning.affects[: len(EVERYTHING)] == EVERYTHING:
+            return GATEWAY_EVERYTHING
         if self.kind in _BY_METRIC:
             return METRIC_EFFECTS.get(self.metric, meaning.affects)
         return meaning.affects
@@ -98,6 +102,8 @@ class Finding:
 
 
 EVERYTHING = ("rho", "capacity", "arrivals", "throughput", "KV use", "latency", "SLO attainment")
+#: What comes from a gateway's page.
+GATEWAY_EVERYTHING = ("traffic by tenant", "refusals", "gateway queue", "demand of fleet and tiers")
 
 #: Our short name of a quantity -> the numbers that come from it.
 METRIC_EFFECTS: dict[str, tuple[str, ...]] = {
@@ -191,7 +197,7 @@ MEANINGS: dict[Kind, Meaning] = {
         "Slow to answer",
         _WARNING,
         ("age of every number", "samples lost when it passes the deadline"),
-        "The engine's front end is busy: add API servers, or give the scrape a longer deadline",
+        "What answers is busy: give it more of its machine, add API servers, or set a longer deadline",
     ),
     Kind.CLOCK_SKEW: Meaning(
         "Clock differs from ours",
@@ -312,6 +318,18 @@ MEANINGS: dict[Kind, Meaning] = {
         _WARNING,
         ("throughput", "latency", "SLO attainment"),
         "Finished requests and latency observations differ: several API servers may count apart",
+    ),
+    Kind.CAPACITY_UNKNOWN: Meaning(
+        "Capacity not known yet",
+        _NOTE,
+        ("rho", "headroom", "time to saturation"),
+        "Wait for some minutes of load, or give the pool a configured rate: `rhodeck pools`",
+    ),
+    Kind.ARRIVALS_UNKNOWN: Meaning(
+        "Arrivals not counted",
+        _WARNING,
+        ("arrivals", "rho", "saturation"),
+        "Less than half of the last minute was seen: see the other findings of this source",
     ),
     Kind.GATEWAY_BYPASSED: Meaning(
         "Traffic past the gateways",

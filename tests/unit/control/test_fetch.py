@@ -16,6 +16,7 @@ from control.fetch import (
     FetchedPage,
     FetchFailed,
     PageCaps,
+    _ahead_s,
     fetch_page,
     is_allowed,
     open_session,
@@ -283,3 +284,29 @@ def test_an_empty_path_is_the_metrics_page_and_others_stay():
 
 def test_shown_addresses_have_no_secrets():
     assert shown_url("http://user:secret@h:8000/metrics?token=secret#f") == "http://h:8000/metrics"
+
+
+@pytest.mark.parametrize(
+    ("date_s", "ahead_s"),
+    # an exchange from 990 to 1000 s; a date of whole seconds stands for up to a second more
+    [(995, 0.0), (990, 0.0), (989, 0.0), (1000, 0.0), (1007, 7.0), (980, -9.0)],
+)
+def test_a_servers_clock_is_off_by_what_the_exchange_does_not_explain(date_s: float, ahead_s: float):
+    assert _ahead_s(date_s, 1_000.0, 10.0) == pytest.approx(ahead_s)
+
+
+def test_what_broke_an_exchange_is_told_in_one_line_without_the_address():
+    async def run() -> FetchFailed:
+        server = await asyncio.start_server(
+            closing(answers(b"HTTP/9.9 \x1b[31m what?\r\n" * 40)), "127.0.0.1", 0
+        )
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(FetchFailed) as failure:
+                await fetch(f"http://127.0.0.1:{port}/metrics?key=secret", deadline_s=60.0)
+            return failure.value
+
+    failure = asyncio.run(run())
+    assert "secret" not in failure.detail
+    assert failure.detail.isprintable()
+    assert len(failure.detail) < 300

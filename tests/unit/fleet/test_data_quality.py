@@ -101,7 +101,8 @@ def test_every_missing_metric_is_named_with_what_suffers():
     text = "\n".join(line for line in whole().splitlines() if "kv_cache" not in line) + "\n"
     (missing,) = [f for f in found_in(text) if f.kind is Kind.METRIC_MISSING]
     assert missing.metric == "kv_used_ratio"
-    assert "KV use" in missing.affects
+    assert "KV use" in missing.affects()
+    assert "KV use" not in Finding(Kind.NO_PAGE, metric="timeout").affects(of_gateway=True)
     assert missing.severity is Severity.FAULT
 
 
