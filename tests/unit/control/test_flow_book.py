@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -233,3 +234,52 @@ def test_an_idle_fleet_has_no_value_of_anything_but_nothing_bad():
     found = world.run(20, windows=dict.fromkeys(NODES, nothing))
     for one in found.signals:
         assert one.value is None or one.value <= 0.5, one
+
+
+def replayed(world: World, rounds: int, tail_s: list[float], rng: np.random.Generator) -> list[FlowRound]:
+    """Run rounds of 120 requests on three nodes, 3 % of them around `tail_s`; no verdicts are needed."""
+    edges = tuple(0.1 * 1.3**step for step in range(40))
+    states = world.assessor.assess(quiet(world, 0, {}), world.facts).nodes
+    found: list[FlowRound] = []
+    for number in range(rounds):
+        windows = {}
+        for name in NODES:
+            slow = int(rng.binomial(120, 0.03))
+            times = np.concatenate(
+                [
+                    rng.lognormal(np.log(2.0), 0.4, 120 - slow),
+                    rng.lognormal(np.log(tail_s[number]), 0.25, slow),
+                ]
+            )
+            counts = np.bincount(np.searchsorted(edges, times), minlength=len(edges) + 1)
+            time = Histogram(edges, tuple(int(n) for n in counts), float(times.sum()))
+            window = engine(arrivals=120, completed=120, running=round(float(times.sum()) / 10))
+            windows[name] = replace(window, histograms=window.histograms | {"e2e_s": time})
+        done = quiet(world, number + 1, windows)
+        found.append(world.book.take(done, Assessment(done.at, 10.0, (), states)))
+    return found
+
+
+def quiet(world: World, number: int, windows: dict[str, EngineWindow]) -> Round:
+    results = tuple(
+        NodeResult(name, "p", 0.01, (EngineSample("0", windows.get(name, engine()), 10.0),))
+        for name in NODES
+    )
+    return Round(T0 + timedelta(seconds=10 * number), 10.0, 0.1, 0.0, results)
+
+
+def test_a_replay_whose_p99_doubles_every_15_minutes_is_reported_within_half_an_hour():
+    world, rng = World(), np.random.default_rng(23)
+    flat = 30 * 6
+    tail_s = [8.0] * flat + [8.0 * 2 ** (n / 90) for n in range(30 * 6)]  # 90 rounds are 15 minutes
+    found = replayed(world, len(tail_s), tail_s, rng)
+    told = [
+        n
+        for n, one in enumerate(found)
+        if (s := signal(one, FlowRule.UNSTABLE)).value == 1.0 and "p50 is still" in s.summary
+    ]
+    assert told, "not reported"
+    assert told[0] > flat  # never in the flat half hour before
+    last = signal(found[-1], FlowRule.UNSTABLE)
+    assert last.value == 1.0
+    assert float(str(last.detail["p99_doubling_min"])) == pytest.approx(15, rel=0.25)
