@@ -7,6 +7,7 @@ fight for, and a test against a fake that agrees with us. Times are seconds.
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import threading
 import urllib.error
@@ -53,7 +54,7 @@ def static_job(name: str, targets: Sequence[str], **more: Any) -> dict[str, Any]
 
 
 @contextmanager
-def prometheus(folder: Path, config: str, *arguments: str) -> Generator[PromServer]:
+def prometheus(folder: Path, config: str, *arguments: str, scheme: str = "http") -> Generator[PromServer]:
     """Run Debian's Prometheus with `config`."""
     (folder / "prometheus.yml").write_text(config)
     flags = [
@@ -62,7 +63,7 @@ def prometheus(folder: Path, config: str, *arguments: str) -> Generator[PromServ
         "--web.listen-address=127.0.0.1:0",
         *arguments,
     ]
-    with _running("prometheus", folder, flags, ready="/-/ready") as server:
+    with _running("prometheus", folder, flags, ready="/-/ready", scheme=scheme) as server:
         yield server
 
 
@@ -113,7 +114,13 @@ def _own_alertmanager(folder: Path) -> Path:
 
 @contextmanager
 def _running(
-    name: str, folder: Path, flags: Sequence[str], *, ready: str, program: Path | None = None
+    name: str,
+    folder: Path,
+    flags: Sequence[str],
+    *,
+    ready: str,
+    scheme: str = "http",
+    program: Path | None = None,
 ) -> Generator[PromServer]:
     log = folder / f"{name}.log"
     environment = {**peers.environment(), "GOMAXPROCS": "2"}
@@ -126,21 +133,21 @@ def _running(
             stderr=output,
         )
     try:
-        url = _wait(process, log, ready)
+        url = _wait(process, log, ready, scheme)
         yield PromServer(url, process, log)
     finally:
         process.kill()
         process.wait(60)
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, ready: str) -> str:
+def _wait(process: subprocess.Popen[bytes], log: Path, ready: str, scheme: str) -> str:
     """Return the address once the server listens and says that it is ready."""
     pause = threading.Event()
     for _ in range(READY_S * 20):
         if process.poll() is not None:
             break
         for port in _listening(process.pid):
-            url = f"http://127.0.0.1:{port}"
+            url = f"{scheme}://127.0.0.1:{port}"
             if _answers(url + ready):
                 return url
         pause.wait(0.05)
@@ -156,8 +163,14 @@ def _listening(pid: int) -> list[int]:
 
 
 def _answers(url: str) -> bool:
+    """True once the server is ready, or asks who we are."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5, context=trusting) as answer:
             return answer.status == 200
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code == 401
     except (urllib.error.URLError, OSError):
         return False
