@@ -77,11 +77,15 @@ def latency_quantiles(
 ) -> dict[Metric, LatencyView]:
     """Return each latency over [since, until) as the engines measured it: of a node, a pool or the fleet.
 
-    Every metric is present; one that nobody measured has count 0 and no quantiles.
+    Every metric is present; one that nobody measured has count 0 and no quantiles. Nodes that are in
+    maintenance now are in no pool's and not in the fleet's: they serve tests, not users.
     """
     where = [SampleRow.at >= since, SampleRow.at < until]
     if node is not None:
         where.append(SampleRow.node == node)
+    else:
+        resting = select(NodeRow.name).where(NodeRow.state == "maintenance")
+        where.append(SampleRow.node.not_in(resting))
     if pool is not None:
         where.append(SampleRow.node.in_(select(NodeRow.name).where(NodeRow.pool == pool)))
     views: dict[Metric, LatencyView] = {}
