@@ -17,8 +17,10 @@ import numpy as np
 from control.capacity_files import EngineScrapes, Name, read_engines, read_limits
 from control.capacity_pages import read_series
 from control.finite import FiniteRange
-from fleet.capacity import CapacityEstimate, estimate_capacity
+from fleet.capacity import CapacityEstimate
+from fleet.capacity_learner import fit_points
 from fleet.errors import InvalidInput
+from fleet.health_reading import TARGET_RHO
 from fleet.saturation import EngineLimits, known_slots
 
 MAX_DRAWS = 10_000
@@ -77,7 +79,7 @@ def fit(
         points = engine.points
         if fit_below is not None:
             points = [p for p in points if p.batch <= fit_below]
-        found = estimate_capacity(points, limits, np.random.default_rng(seed), draws=draws)
+        found = fit_points(points, limits, np.random.default_rng(seed), draws=draws)
         results.append(as_row(engine, replace(found, flags=found.flags + flags)))
     if not any(result["mu"] is not None for result in results):
         raise InvalidInput(
@@ -147,6 +149,10 @@ def as_row(engine: EngineScrapes, found: CapacityEstimate) -> dict[str, Any]:
         "binding": found.binding,
         "operating_batch": found.operating_batch,
         "limits": dict(found.limits),
+        "rates_by_limit": {r.name: [r.value, r.low, r.high] for r in found.rates_by_limit},
+        "expected_batch_at_0.85": found.occupancy_at(TARGET_RHO),
+        "prefill_s": mix.prefill_s if mix else None,
+        "saturated_windows": found.plateau.windows if found.plateau else 0,
         "alpha": curve.intercept_s if curve else None,
         "m": curve.slope_s if curve else None,
         "knee": curve.knee if curve else None,

@@ -209,6 +209,30 @@ class CapacityLearner:
         self._highest = max((p.batch for p in bucket.points if p.usable), default=0.0)
 
 
+def fit_points(
+    points: Sequence[Point], limits: EngineLimits, rng: np.random.Generator, *, draws: int = 100
+) -> CapacityEstimate:
+    """Return the capacity at the mix the points end with: what a learner that saw them all would say.
+
+    Where that mix alone has no fit yet, the fit of the others, flagged `stale_mix`. Points at which gauge
+    and counters disagree stay out of the curve. `points` are one engine's, in time order.
+    """
+    checked: list[Point] = []
+    minute: deque[Point] = deque(maxlen=6)
+    for point in points:
+        minute.append(point)
+        checked.append(replace(point, usable=False) if gauges_disagree(minute) else point)
+    disagreeing = sum(old.usable and not new.usable for old, new in zip(points, checked, strict=True))
+    bucket = present_bucket(checked)
+    found = estimate_capacity(bucket.points, limits, rng, draws=draws)
+    if found.tokens_per_s is None and bucket.others:
+        stale = estimate_capacity(bucket.others, limits, rng, draws=draws)
+        found = replace(stale, flags=(*stale.flags, "stale_mix"), stale_since_s=bucket.since_s)
+    if disagreeing > 6:
+        found = replace(found, flags=(*found.flags, "metrics_inconsistent"))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Siblings:
     """What engines of one configuration learned, together: the median, and the widest interval of them."""
