@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from control.database import session_scope
 from control.gateway_scrape import FlowWindow
+from control.panels import COLUMNS, node_panel
 from control.partitions import Retention, drop_old, make_partitions
 from control.queries_gateway_traffic import traffic_by_tenant
 from control.queries_history import health_history, latency_history, latency_timeline
@@ -21,6 +23,7 @@ from control.scrape import EngineSample, GatewayResult, NodeResult, Round
 from control.tables import NodeRow, PoolRow
 from control.tables_rollup import Level
 from fleet.clock import ManualClock
+from fleet.errors import InvalidInput
 from fleet.readings import EngineWindow, Histogram
 from tests.postgres_server import FreshDatabase
 
@@ -194,3 +197,42 @@ def test_minutes_that_wait_are_counted(session: Session):
             text("INSERT INTO rollup_due (level, at, not_before) VALUES ('minute', :at, :at)"), {"at": T0}
         )
     assert health_history(session, "fleet", "", T0, end()).waiting == 1
+
+
+@pytest.mark.parametrize("level", [Level.RAW, Level.MINUTE, Level.HOUR])
+def test_a_panel_says_for_each_node_what_its_rows_say_and_holes_are_not_zero(
+    session: Session, level: Level
+):
+    engine: Engine = session.get_bind()  # type: ignore[assignment]
+    now = end() + timedelta(hours=1)
+    Roller(engine, ManualClock(now)).run(now)
+    panel = node_panel(session, ["waiting", "output_tokens_rate", "kv_used_ratio"], T0, end(), level=level)
+    width = 60 if level is Level.HOUR else 1  # minutes; a round is a minute here
+    assert (panel.nodes, panel.since, panel.bucket) == (("a",), T0, timedelta(minutes=width))
+    for bucket, values in enumerate(zip(*(panel.values[c][0] for c in panel.values), strict=True)):
+        rounds = minutes_without_a_hole(width * bucket, width * (bucket + 1))
+        if not rounds:
+            assert all(math.isnan(value) for value in values)
+            continue
+        waiting = sum(m % 11 for m in rounds) / len(rounds)
+        assert values == pytest.approx((waiting, sum(rounds) / PERIOD_S / len(rounds), 0.5))
+
+
+def test_a_node_of_which_an_engine_did_not_say_is_not_known(session: Session):
+    with session.begin():  # another engine of the node, in one round only
+        session.execute(
+            text(
+                "INSERT INTO sample "
+                "(at, node, engine, covered_s, waiting, generation_tokens, kv_used_ratio) "
+                "VALUES (:at, 'a', '1', 60, 5, 120, 0.7)"
+            ),
+            {"at": T0 + timedelta(minutes=3)},
+        )
+    panel = node_panel(session, COLUMNS, T0, T0 + timedelta(minutes=6), level=Level.RAW)
+    assert [math.isnan(v) for v in panel.values["waiting"][0]] == [True, True, True, False, True, True]
+    assert panel.values["waiting"][0][3] == 3 % 11 + 5  # both engines
+    assert panel.values["output_tokens_rate"][0][3] == pytest.approx(3 / 60 + 120 / 60)
+    assert panel.values["kv_used_ratio"][0][3] == pytest.approx((0.5 + 0.7) / 2)
+    assert math.isnan(panel.values["completed_rate"][0][3])  # the second engine did not say
+    with pytest.raises(InvalidInput, match="nonsense"):
+        node_panel(session, ["nonsense"], T0, end())
