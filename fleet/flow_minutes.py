@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import floor
 
 from fleet.equilibrium import Minute
-from fleet.histograms import merge, quantile
+from fleet.histograms import merge, quantile_estimate
 from fleet.readings import Histogram
 from fleet.slo_windows import GoodCount, total
 from fleet.stages import Stage, stage
@@ -161,8 +161,7 @@ def _merged(parts: Iterable[Histogram | None]) -> Histogram | None:
 def _quantile(histogram: Histogram | None, q: float) -> float | None:
     if histogram is None or histogram.count < MIN_QUANTILE_COUNT:
         return None
-    found = quantile(histogram, q)
-    return None if found is None else found.estimate
+    return quantile_estimate(histogram, q)
 
 
 def _average(

@@ -92,22 +92,37 @@ def quantile(histogram: Histogram, q: float) -> Quantile | None:
     Raises InvalidInput when q is outside 0..1. Source: Prometheus histogram_quantile for the estimate;
     order statistics, the binomial interval of a rank, for the confidence interval.
     """
-    if not 0.0 <= q <= 1.0:
-        raise InvalidInput(f"a quantile is between 0 and 1, not {q:g}", field="q")
-    count = histogram.count
-    if count <= 0 or not histogram.edges:
+    found = _located(histogram, q)
+    if found is None:
         return None
-    running = list(accumulate(histogram.counts))
-    index = _bucket_of(running, q * count)
-    lo, hi = _bounds(histogram, index)
-    is_censored = hi == inf
-    below = running[index] - histogram.counts[index]
-    share = (q * count - below) / histogram.counts[index]
-    estimate = lo if is_censored else hi if lo == -inf else lo + (hi - lo) * min(1.0, max(0.0, share))
+    running, estimate, lo, hi = found
+    count, is_censored = running[-1], hi == inf
     rank_lo, rank_hi = rank_interval(count, q)
     ci_lo = _bounds(histogram, _bucket_of(running, max(1, rank_lo)))[0]
     ci_hi = _bounds(histogram, _bucket_of(running, rank_hi))[1]  # a rank past the last: unbounded
     return Quantile(q, estimate, lo, hi, is_censored, count, rank_lo, rank_hi, ci_lo, ci_hi)
+
+
+def quantile_estimate(histogram: Histogram, q: float) -> float | None:
+    """Return the estimate of `quantile` alone, for series of thousands of windows; None when empty."""
+    found = _located(histogram, q)
+    return None if found is None else found[1]
+
+
+def _located(histogram: Histogram, q: float) -> tuple[list[int], float, float, float] | None:
+    """Return (running counts, estimate, lo, hi) of the `q` quantile; None for an empty histogram."""
+    if not 0.0 <= q <= 1.0:
+        raise InvalidInput(f"a quantile is between 0 and 1, not {q:g}", field="q")
+    running = list(accumulate(histogram.counts))
+    if not running or running[-1] <= 0 or not histogram.edges:
+        return None
+    count = running[-1]
+    index = _bucket_of(running, q * count)
+    lo, hi = _bounds(histogram, index)
+    below = running[index] - histogram.counts[index]
+    share = (q * count - below) / histogram.counts[index]
+    estimate = lo if hi == inf else hi if lo == -inf else lo + (hi - lo) * min(1.0, max(0.0, share))
+    return running, estimate, lo, hi
 
 
 def _bucket_of(running: list[int], rank: float) -> int:

@@ -8,8 +8,10 @@ be seven times the truth.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtr, ndtri, pdtr
@@ -86,6 +88,14 @@ class Trend:
         return math.log(2) / self.log_slope_per_min if self.log_slope_per_min > 0 else None
 
 
+@lru_cache(maxsize=128)
+def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of every pair of `n` points, earlier and later."""
+    first, second = np.triu_indices(n, 1)
+    first.flags.writeable = second.flags.writeable = False
+    return first, second
+
+
 def log_trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
     """Return the Theil-Sen slope of ln(values) and the Mann-Kendall test, ties accounted for.
 
@@ -98,13 +108,12 @@ def log_trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
     if n < 4:
         raise NotMeasured(f"{n} points do not make a trend", hint="Wait for at least 4 disjoint windows")
     at, logs = np.asarray(minutes, np.float64), np.log(np.asarray(values, np.float64))
-    first, second = np.triu_indices(n, 1)
+    first, second = _pairs(n)
     spans, rises = at[second] - at[first], logs[second] - logs[first]
     if bool((spans <= 0).any()):
         raise InvalidInput("minute marks must increase", field="minutes")
     s = int(np.sign(rises).sum())
-    _, ties = np.unique(logs, return_counts=True)
-    tied = float((ties * (ties - 1) * (2 * ties + 5)).sum())
+    tied = float(sum(t * (t - 1) * (2 * t + 5) for t in Counter(values).values() if t > 1))
     variance = (n * (n - 1) * (2 * n + 5) - tied) / 18
     z = (s - math.copysign(1, s)) / math.sqrt(variance) if s and variance > 0 else 0.0
     return Trend(float(np.median(rises / spans)), s, z, 0.5 * math.erfc(z / math.sqrt(2)))
