@@ -33,6 +33,8 @@ FLAGS: dict[str, str] = {
     "frozen": "the page has not moved although requests run: the engine may hang",
     "stalled": "requests run and nothing is finished",
     "restart": "the engine restarted in this round; increments count from its start",
+    "page_lost": "another engine's page of this node gave nothing: sums are of the others only",
+    "gauges_only": "the page counts no completions and tokens: no arrivals, no capacity",
 }
 METHODS: dict[str, str] = {
     "observed_saturation": "seen at saturation",

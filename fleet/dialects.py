@@ -42,8 +42,8 @@ def read_page(
         return _no_metrics(page, body, content_type)
     for dialect in DIALECTS:
         if any(name.startswith(dialect.prefix) for name in families.series):
-            return _read_engines(page, families, dialect, router_of(body))
-    return _no_engine(page, families, router_of(body))
+            return _read_engines(page, families, dialect, body)
+    return _no_engine(page, families, body)
 
 
 def _shape(body: bytes, families: Families, content_type: str | None) -> str:
@@ -86,7 +86,7 @@ _RECORDS = (
 )
 
 
-def _no_engine(page: PageReading, families: Families, router: str | None) -> PageReading:
+def _no_engine(page: PageReading, families: Families, body: bytes) -> PageReading:
     """A valid page of something else, or of an engine that keeps its statistics off."""
     http = families.series.get("http_requests_total", [])
     is_vllm = any(_is_inference(key.labels.get("handler", "")) for key, _ in http)
@@ -100,7 +100,7 @@ def _no_engine(page: PageReading, families: Families, router: str | None) -> Pag
             gpus=gpus,
             hint="This is a GPU exporter's page; an engine's page is at its own port, /metrics",
         )
-    elif router is not None:
+    elif (router := router_of(body)) is not None:
         return replace(page, dialect="router", state=PageState.ROUTER, hint=_behind(router))
     else:
         hint = "No engine's metrics here: is statistics logging off, or is this another exporter?"
@@ -144,11 +144,9 @@ def _behind(router: str) -> str:
     return f"This is a router's page ({router}): point at the engine's, one node for each engine behind it"
 
 
-def _read_engines(
-    page: PageReading, families: Families, dialect: Dialect, router: str | None
-) -> PageReading:
+def _read_engines(page: PageReading, families: Families, dialect: Dialect, body: bytes) -> PageReading:
     engines, remarks = read_engines(families, dialect)
-    state, hint = _state(families, dialect, engines, router)
+    state, hint = _state(families, dialect, engines, body)
     has_engine_label = any(e.engine for e in engines)
     return replace(
         page,
@@ -178,13 +176,13 @@ def _dialect_name(families: Families, dialect: Dialect, has_engine_label: bool) 
 
 
 def _state(
-    families: Families, dialect: Dialect, engines: tuple[EngineReading, ...], router: str | None
+    families: Families, dialect: Dialect, engines: tuple[EngineReading, ...], body: bytes
 ) -> tuple[PageState, str]:
     """Tell an engine's page from a router's and from one whose engine has said nothing yet."""
     known = families.declared | families.series.keys()
     is_engine = any(mark in known for mark in dialect.marks) or any(e.engine for e in engines)
     if not is_engine:
-        return PageState.ROUTER, _behind(router or "its own series, none of an engine's")
+        return PageState.ROUTER, _behind(router_of(body) or "its own series, none of an engine's")
     if not engines:
         return PageState.NO_ENGINE_SERIES, (
             "The engine answers and has no request series: an idle vLLM before 0.11 shows them at its "
