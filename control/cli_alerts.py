@@ -21,7 +21,7 @@ from control.cli_session import me, transaction
 from control.commands_fleet import acknowledge_alert
 from control.queries_alerts import AlertEntry, alert_book, webhook_views
 from control.settings import load_settings
-from fleet.alert_rules import RULES, AlertRule, Direction
+from fleet.alert_rules import RULES, AlertRule
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
 
@@ -233,13 +233,8 @@ def _pair(text: str) -> tuple[str, Any]:
 
 def words_of(rule: AlertRule) -> str:
     """Return a rule's numbers as one sentence."""
-    side = "above" if rule.direction is Direction.ABOVE else "below"
-    back = "below" if rule.direction is Direction.ABOVE else "above"
     off = "" if rule.is_enabled else "off; "
-    return (
-        f"{off}{rule.severity}, opens {side} {rule.open_at:g} {rule.unit} for more than "
-        f"{rule.open_after_s:g} s, resolves {back} {rule.resolve_at:g} for {rule.resolve_after_s:g} s"
-    )
+    return f"{off}{rule.severity_words}; opens: {rule.opens_words}; resolves: {rule.resolves_words}"
 
 
 def _rule_line(view: RuleView) -> str:

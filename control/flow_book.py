@@ -27,6 +27,7 @@ from fleet.slo import Objective
 from fleet.slo_windows import PAIRS, Burn, GoodCount, burn
 
 SHOWN_S = 600.0  # percentiles and tails on the page are of ten minutes
+MIN_BURN_COVERED = 0.5  # of a pair's short window
 INTERACTIVE_WAIT_S = 1.5  # without a policy nobody says how long a request may wait
 
 
@@ -149,6 +150,8 @@ class FlowBook:
                 kept.good(at_s, long_s) or GoodCount(),
                 kept.good(at_s, short_s) or GoodCount(),
             )
+            if sum(m.covered_s for m in kept.recent(at_s, short_s)) >= MIN_BURN_COVERED * short_s
+            else Burn(None, None)  # the first seconds of a record are no six hours
             for name, (long_s, short_s, _) in PAIRS.items()
         }
         return FlowState(

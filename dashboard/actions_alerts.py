@@ -5,16 +5,31 @@ Prevents: a second way to acknowledge that checks something else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from control import alert_rule_store, alert_silences, commands_fleet, webhooks
+from control.roles import Actor
 from dashboard.actions import change
+from fleet.errors import Conflict
 
 
 def acknowledge(alert_id: int) -> None:
     """Say that somebody looks after an alert."""
     change(lambda s, actor, now: commands_fleet.acknowledge_alert(s, actor, alert_id=alert_id, now=now))
+
+
+def acknowledge_all(alert_ids: Sequence[int]) -> None:
+    """Say that somebody looks after several alerts; those that are over by now are left out."""
+
+    def work(session: Any, actor: Actor, now: datetime) -> None:
+        for alert_id in alert_ids:
+            with suppress(Conflict):  # resolved since the page was drawn
+                commands_fleet.acknowledge_alert(session, actor, alert_id=alert_id, now=now)
+
+    change(work)
 
 
 def silence(matchers: Mapping[str, str | None], *, length_s: float, reason: str) -> int:

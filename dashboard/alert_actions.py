@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,6 @@ from dashboard import access, actions_alerts, components, state, words
 from dashboard import viewmodels_alerts as vm
 from dashboard.runbooks import runbook
 from dashboard.times import Zone
-from dashboard.viewmodels import ALERTS_PAGE
 from fleet.alert_rules import Severity
 from fleet.errors import FleetError
 
@@ -29,37 +29,64 @@ LENGTHS: dict[str, float] = {"30 min": 1800, "2 h": 7200, "8 h": 28_800, "24 h":
 _ASKED = "alert_to_silence"
 
 
-def row(item: vm.Row, *, is_linked: bool = False) -> None:
-    """Draw one alert with its buttons."""
-    colour, icon = words.LOOKS[item.tone]
+def group(entries: Sequence[AlertEntry], at: datetime, zone: Zone) -> None:
+    """Draw alerts that belong together: few of them one by one, many behind one line with one button."""
+    if len(entries) < vm.FOLDED_FROM:
+        for entry in entries:
+            row(vm.row(entry, at, zone))
+        return
     may_not = access.current().may_not(Permission.ACKNOWLEDGE_ALERTS)
+    free = [entry.id for entry in entries if entry.acknowledged_at is None]
+    with st.expander(words.plain(vm.group_text(entries)), key=f"group_{entries[0].id}"):
+        if free and st.button(
+            f"Acknowledge all {len(free)}",
+            key=f"acknowledge_all_{entries[0].id}",
+            disabled=may_not is not None,
+            help=may_not or "Say that you look after all of them.",
+        ):
+            _done(partial(actions_alerts.acknowledge_all, free), f"{len(free)} alerts are acknowledged.")
+        for entry in entries:
+            row(vm.row(entry, at, zone))
+
+
+def row(item: vm.Row, *, is_linked: bool = False) -> None:
+    """Draw one alert: what it says, and below it where to look and what can be done."""
+    colour, icon = words.LOOKS[item.tone]
     with st.container(border=is_linked, gap="xxsmall"):
-        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        with st.container(horizontal=True, wrap=False, vertical_alignment="top", gap="small"):
             st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
             st.markdown(
                 f"**{words.plain(item.title)}**: {words.with_code(item.text)}  \n"
                 f":small[{words.plain(item.since)}]",
                 width="stretch",
             )
-            st.page_link(item.page, label=item.link, query_params=item.query)
-            st.page_link(ALERTS_PAGE, label="Runbook", query_params={"runbook": item.rule})
-            if item.can_acknowledge and st.button(
-                "Acknowledge",
-                key=f"acknowledge_{item.id}",
-                disabled=may_not is not None,
-                help=may_not or "Say that you look after it; everybody sees who does.",
-            ):
-                _done(lambda: actions_alerts.acknowledge(item.id), f"Alert {item.id} is acknowledged.")
-            if item.can_silence and st.button(
-                "Silence",
-                key=f"silence_{item.id}",
-                disabled=may_not is not None,
-                help=may_not or "Tell nobody about it for a while.",
-            ):
-                st.session_state[_ASKED] = item.id
-                st.rerun()
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            _buttons(item)
         if is_linked:
             components.lines(item.lines or ("No further numbers were kept.",))
+
+
+def _buttons(item: vm.Row) -> None:
+    may_not = access.current().may_not(Permission.ACKNOWLEDGE_ALERTS)
+    st.page_link(item.page, label=f"Look: {item.link}", query_params=item.query)
+    if st.button("Runbook", key=f"runbook_{item.id}", type="tertiary", help="What it means and what to do"):
+        st.query_params["runbook"] = item.rule
+        st.rerun()
+    if item.can_acknowledge and st.button(
+        "Acknowledge",
+        key=f"acknowledge_{item.id}",
+        disabled=may_not is not None,
+        help=may_not or "Say that you look after it; everybody sees who does.",
+    ):
+        _done(partial(actions_alerts.acknowledge, item.id), f"Alert {item.id} is acknowledged.")
+    if item.can_silence and st.button(
+        "Silence",
+        key=f"silence_{item.id}",
+        disabled=may_not is not None,
+        help=may_not or "Tell nobody about it for a while.",
+    ):
+        st.session_state[_ASKED] = item.id
+        st.rerun()
 
 
 def _done(change: Any, said: str) -> None:
@@ -180,4 +207,6 @@ def asked_runbook() -> None:
             st.markdown("There is no such runbook here. See `docs/runbooks` of this release.")
         else:
             st.markdown(text)
-        st.page_link(ALERTS_PAGE, label="Close", icon=":material/close:")
+        if st.button("Close", key="runbook_close", icon=":material/close:"):
+            del st.query_params["runbook"]
+            st.rerun()

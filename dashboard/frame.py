@@ -71,7 +71,7 @@ def strip(person: access.Person) -> None:
         choose("Range", list(state.RANGES), "range", state.DEFAULT_RANGE, {})
         choose("Times in", ["UTC", "local"], "tz", "UTC", {"local": "Local"})
         choose("Updates", ["live", "paused"], "live", "live", {"live": "Live", "paused": "Paused"})
-        st.toggle("Events", value=True, key="events", bind="query-params", help="Mark events on charts")
+        st.toggle("Events", value=True, key="events", bind="query-params")
         chosen = state.filters()
 
         def beat() -> None:

@@ -22,4 +22,4 @@ def runbook(rule: str) -> str | None:
         text = (FOLDER / f"{rule}.md").read_text(encoding="utf-8")
     except OSError:
         return None
-    return _LINK.sub(r"](/alerts?runbook=\1)", text).replace("\n# ", "\n### ").replace("## ", "#### ")
+    return _LINK.sub(r"](/alerts?runbook=\1)", text).replace("\n## ", "\n### ")

@@ -50,7 +50,7 @@ def filters() -> Filters:
         span_s=RANGES.get(kept.get("range") or DEFAULT_RANGE, RANGES[DEFAULT_RANGE]),
         zone=zone_of(kept.get("tz") or "UTC", st.context.timezone),
         is_live=(kept.get("live") or "live") == "live",
-        has_marks=(kept.get("events") or "on") == "on",
+        has_marks=bool(kept.get("events", True)),
     )
 
 

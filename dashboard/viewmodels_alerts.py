@@ -17,11 +17,12 @@ from dashboard import state, words
 from dashboard.times import UNKNOWN, Zone, age
 from dashboard.viewmodels import FLEET_PAGE, NODE_PAGE, ROLLOUT_PAGE, SIGNS, SPEND_PAGE, Card
 from dashboard.words import Tone
-from fleet.alert_rules import RULES, AlertRule, Direction
+from fleet.alert_rules import RULES, YES_NO, AlertRule
 
-VIEWS = ["now", "over", "rules", "notices"]
-VIEW_LABELS = {"now": "Now", "over": "Over", "rules": "Rules", "notices": "Notices"}
+VIEWS = ["Now", "Over", "Rules", "Notices"]
 FLOW_PAGE = "app_pages/flow.py"
+#: Alerts of one group that are shown as one line.
+FOLDED_FROM = 3
 #: Where the cause of an alert shows, for what is about no node.
 CAUSE_PAGES: dict[str, tuple[str, str]] = {
     "policy_drift": (ROLLOUT_PAGE, "Rollout"),
@@ -54,13 +55,17 @@ class Row:
 
 
 def badge(found: AlertCount | None) -> str:
-    """Return what the frame says: "2 alerts, 1 critical"."""
+    """Return what the frame says: "2 alerts"; `badge_help` says how many are critical."""
     if found is None:
-        return "alerts not known"
-    if not found.unresolved:
-        return "no alerts"
-    critical = f", {found.critical} critical" if found.critical else ""
-    return f"{words.plural(found.unresolved, 'alert')}{critical}"
+        return "alerts: unknown"
+    return words.plural(found.unresolved, "alert") if found.unresolved else "no alerts"
+
+
+def badge_help(found: AlertCount | None) -> str:
+    """Return what stands behind the count."""
+    if found is None:
+        return "The database did not say how many alerts are open"
+    return f"{words.plural(found.critical, 'critical alert')} nobody has acknowledged or silenced"
 
 
 def badge_icon(found: AlertCount | None) -> str:
@@ -109,6 +114,22 @@ def by_state(book: AlertBook) -> dict[str, list[AlertEntry]]:
     return found
 
 
+def grouped(entries: Sequence[AlertEntry]) -> list[list[AlertEntry]]:
+    """Return alerts in the groups people are told of them in: one rule, scope and pool, in their order."""
+    groups: dict[tuple[str, str, str | None], list[AlertEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.rule, entry.scope, entry.pool), []).append(entry)
+    return list(groups.values())
+
+
+def group_text(entries: Sequence[AlertEntry]) -> str:
+    """Return a group in one line: "40 x Node gives no metrics: n0, n1, n2 and 37 more"."""
+    first, names = entries[0], [entry.subject or "the fleet" for entry in entries]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    pool = f" of pool {first.pool}" if first.pool else ""
+    return f"{len(entries)} x {_title(first)}{pool}: {', '.join(names[:3])}{more}"
+
+
 def row(entry: AlertEntry, at: datetime, zone: Zone) -> Row:
     """Return one alert as the page draws it."""
     tone: Tone = "act" if entry.severity == "critical" else "watch"
@@ -151,7 +172,7 @@ def _since(entry: AlertEntry, at: datetime, zone: Zone) -> str:
 
 
 def _lines(entry: AlertEntry, rule: AlertRule | None) -> tuple[str, ...]:
-    unit = "" if rule is None or rule.unit == "yes or no" else f" {rule.unit}"
+    unit = "" if rule is None or rule.unit == YES_NO else f" {rule.unit}"
     lines: list[str] = []
     if unit:
         lines.append(f"Value {words.number(entry.value)}{unit}, opened at {words.number(entry.threshold)}")
@@ -213,23 +234,11 @@ def rule_rows(views: Sequence[RuleView]) -> dict[str, list[Any]]:
         "state": [
             f"{SIGNS['good']} on" if rule.is_enabled else f"{SIGNS['unknown']} off" for rule in rules
         ],
-        "severity": [rule.severity.value for rule in rules],
-        "opens": [opens(rule) for rule in rules],
-        "resolves": [resolves(rule) for rule in rules],
+        "severity": [rule.severity_words for rule in rules],
+        "opens": [rule.opens_words for rule in rules],
+        "resolves": [rule.resolves_words for rule in rules],
         "by": [view.updated_by if view.changes else "as delivered" for view in views],
     }
-
-
-def opens(rule: AlertRule) -> str:
-    """Return when a rule opens: "above 0.85 ratio for more than 120 s"."""
-    side = "above" if rule.direction is Direction.ABOVE else "below"
-    return f"{side} {rule.open_at:g} {rule.unit} for more than {rule.open_after_s:g} s"
-
-
-def resolves(rule: AlertRule) -> str:
-    """Return when a rule resolves."""
-    side = "below" if rule.direction is Direction.ABOVE else "above"
-    return f"{side} {rule.resolve_at:g} for {rule.resolve_after_s:g} s"
 
 
 def silence_text(silence: Silence, zone: Zone) -> str:

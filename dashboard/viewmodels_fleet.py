@@ -38,6 +38,7 @@ from fleet.health_reading import TARGET_RHO
 REFUSED_WATCH, REFUSED_ACT = 0.01, 0.10
 KV_WATCH, KV_ACT = 0.85, 0.95
 RHO_LIMITED_SHOWN = 0.01  # what refusals by tenants' own limits would add to rho
+ALERTS_SHOWN = 6  # of them, among what needs attention; the Alerts page has all
 TTFT_GOOD_S = 0.5  # the default objective: p95 under 500 ms
 
 GRADES: dict[str, str] = {
@@ -194,7 +195,7 @@ def _kv(nodes: Sequence[NodeRowView]) -> Card:
 
 def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
     """Return what wants attention, worst first: alerts, silent and stale nodes, gateways not converged."""
-    found = [_alert(a, at, zone) for a in now.alerts]
+    found = _alerts(now.alerts, at, zone)
     stopped = _controller_stopped(now, at, zone)
     if stopped is not None:  # then nodes and gateways are not to blame for being out of date
         return [stopped, *sorted(found, key=_severity)]
@@ -207,6 +208,19 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
     found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
     found += _refusing(now.traffic)
     return sorted(found, key=_severity)
+
+
+def _alerts(alerts: Sequence[AlertView], at: datetime, zone: Zone) -> list[Notice]:
+    """Return the worst alerts, and one line for the rest of them."""
+    found = sorted((_alert(a, at, zone) for a in alerts), key=_severity)
+    more = len(found) - ALERTS_SHOWN
+    if more <= 1:
+        return found
+    text = f"{more} more alerts are open, acknowledged or stale"
+    return [
+        *found[:ALERTS_SHOWN],
+        Notice("watch", "more", text, "worst first above", ALERTS_PAGE, "Alerts"),
+    ]
 
 
 def _refusing(traffic: Sequence[TenantTraffic]) -> list[Notice]:

@@ -17,6 +17,8 @@ from typing import Any
 from fleet.breach import Rule
 from fleet.errors import InvalidInput, NotFound
 
+#: Unit of rules whose value is 1 or 0.
+YES_NO = "yes or no"
 MAX_HOLD_S = 7 * 86_400.0
 MAX_THRESHOLD = 1e9
 
@@ -69,6 +71,33 @@ class AlertRule:
             period_s=period_s,
         )
 
+    @property
+    def opens_words(self) -> str:
+        """When it opens, in words: "above 0.85 ratio for more than 120 s", "yes at once"."""
+        hold = f"for more than {self.open_after_s:g} s" if self.open_after_s else "at once"
+        if self.unit == YES_NO:
+            return f"yes {hold}"
+        return f"{self.direction.value} {self.open_at:g} {self.unit} {hold}"
+
+    @property
+    def resolves_words(self) -> str:
+        """When it resolves, in words."""
+        hold = (
+            f"for {self.resolve_after_s:g} s"
+            if self.resolve_after_s
+            else f"for {self.resolve_rounds} rounds"
+        )
+        if self.unit == YES_NO:
+            return f"no {hold}"
+        back = Direction.BELOW if self.direction is Direction.ABOVE else Direction.ABOVE
+        return f"{back.value} {self.resolve_at:g} {hold}"
+
+    @property
+    def severity_words(self) -> str:
+        """How bad it is, in words: "warning; pool and fleet critical"."""
+        worse = [s for s in self.scopes if self.severity_of(s) is not self.severity]
+        return self.severity.value + (f"; {' and '.join(worse)} critical" if worse else "")
+
     def signed(self, value: float) -> float:
         """Return `value` such that larger is worse."""
         return value if self.direction is Direction.ABOVE else -value
@@ -116,7 +145,7 @@ RULES: dict[str, AlertRule] = {
             is_sum_worse=True,
         ),
         AlertRule(
-            SATURATION, "Engines saturated", "yes or no", _LOAD, _WARNING, 0.5, 0.5, 120.0, 180.0, 2,
+            SATURATION, "Engines saturated", YES_NO, _LOAD, _WARNING, 0.5, 0.5, 120.0, 180.0, 2,
             is_sum_worse=True,
         ),
         AlertRule(
@@ -128,11 +157,11 @@ RULES: dict[str, AlertRule] = {
             0.99, 0.95, 60.0, 180.0, 3, 3,
         ),
         AlertRule(
-            NODE_FROZEN, "Engine stands still", "yes or no", ("node",), _CRITICAL,
+            NODE_FROZEN, "Engine stands still", YES_NO, ("node",), _CRITICAL,
             0.5, 0.5, 0.0, 0.0, 0, 3,
         ),
         AlertRule(
-            NODE_SILENT, "Node gives no metrics", "yes or no", ("node",), _WARNING,
+            NODE_SILENT, "Node gives no metrics", YES_NO, ("node",), _WARNING,
             0.5, 0.5, 60.0, 0.0, 2, 2,
         ),
         AlertRule(
@@ -160,7 +189,7 @@ RULES: dict[str, AlertRule] = {
             0.15, 0.15, 600.0, 600.0, 3, 3,
         ),
         AlertRule(
-            POLICY_DRIFT, "Gateway does not run the policy", "yes or no", ("gateway",), _CRITICAL,
+            POLICY_DRIFT, "Gateway does not run the policy", YES_NO, ("gateway",), _CRITICAL,
             0.5, 0.5, 300.0, 30.0, 3, 2,
         ),
         AlertRule(
@@ -168,7 +197,7 @@ RULES: dict[str, AlertRule] = {
             0.9, 0.9, 0.0, 0.0, 1, 1,
         ),
         AlertRule(
-            UNSTABLE, "Queue has left equilibrium", "yes or no", ("fleet", "pool", "tier"), _CRITICAL,
+            UNSTABLE, "Queue has left equilibrium", YES_NO, ("fleet", "pool", "tier"), _CRITICAL,
             0.5, 0.5, 120.0, 300.0, 2, 3,
         ),
     )

@@ -16,11 +16,10 @@ show = st.segmented_control(
     "Show",
     vm.VIEWS,
     key="show",
-    default="now",
+    default="Now",
     required=True,
     bind="query-params",
     label_visibility="collapsed",
-    format_func=vm.VIEW_LABELS.__getitem__,
 )
 
 
@@ -37,12 +36,12 @@ def live() -> None:
         st.info(f"Alert {linked[:20]} is not open and not of the last week.")
     elif entry is not None:
         alert_actions.row(vm.row(entry, at, chosen.zone), is_linked=True)
-    if show == "over":
+    if show == "Over":
         components.table(vm.over_rows(book.resolved, at, chosen.zone), tables.OVER, key="over")
         st.caption("Resolved in the last seven days.")
-    elif show == "rules":
+    elif show == "Rules":
         components.table(vm.rule_rows(book.rules), tables.RULES, key="rules")
-    elif show == "notices":
+    elif show == "Notices":
         components.table(vm.webhook_rows(book.webhooks, at, chosen.zone), tables.WEBHOOKS, key="webhooks")
         components.table(vm.notice_rows(book.notices, at, chosen.zone), tables.NOTICES, key="notices")
     else:
@@ -52,19 +51,19 @@ def live() -> None:
                 st.subheader(heading)
             if heading == "Open" and not entries:
                 st.markdown("Nothing is open.")
-            for other in others:
-                alert_actions.row(vm.row(other, at, chosen.zone))
+            for together in vm.grouped(others):
+                alert_actions.group(together, at, chosen.zone)
 
 
 components.live(live, chosen.tick_s())
 now = data_alerts.book().value
 alert_actions.dialogs(now)
-if now is not None and show == "now" and now.silences:
+if now is not None and show == "Now" and now.silences:
     st.subheader("Silences that hold")
     alert_actions.silences(now.silences, chosen.zone)
-if now is not None and show == "rules":
+if now is not None and show == "Rules":
     st.subheader("Change a rule")
     alert_actions.change_rule(now.rules)
-if now is not None and show == "notices":
+if now is not None and show == "Notices":
     alert_actions.webhook_buttons(now.webhooks)
     st.caption("Add one: `rhodeck webhooks add NAME URL`, or `--kind alertmanager`.")

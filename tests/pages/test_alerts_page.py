@@ -100,7 +100,7 @@ def test_a_silenced_alert_stays_in_sight_with_who_and_why_and_can_be_ended(
 
 
 def test_a_changed_rule_is_refused_or_recorded(full: Show, dashboard_on: FreshDatabase) -> None:
-    at = shown(full("alerts"), "rules")
+    at = shown(full("alerts"), "Rules")
     assert len(column(at, "rule")) == 15
     at.selectbox(key="rule").select("rho_high").run()
     at.number_input(key="open_at_rho_high").set_value(0.5)
@@ -119,7 +119,7 @@ def test_notices_say_whom_they_reached(full: Show, dashboard_on: FreshDatabase) 
     with session_scope(dashboard_on.engine) as session:
         add_webhook(session, ADA, name="pager", url="https://p.example.org/", secret_name="p", now=now)
         send_test(session, ADA, name="pager", now=now)
-    at = shown(full("alerts"), "notices")
+    at = shown(full("alerts"), "Notices")
     assert column(at, "webhook") == ["pager"]
     assert column(at, "state") == ["? not used yet"]
     assert column(at, "to") == ["pager: on the way"]
@@ -133,7 +133,7 @@ def test_a_viewer_sees_everything_and_may_nothing(full: Show, as_role: Callable[
         if button.label in ("Acknowledge", "Silence"):
             assert button.disabled
             assert "Your role, viewer, may not acknowledge alerts" in button.help
-    at = shown(at, "rules")
+    at = shown(at, "Rules")
     assert "Your role, viewer, may not change alert rules" in text(at)
 
 
