@@ -156,9 +156,7 @@ def kv_oversubscription(facts: Facts, pool: PoolFacts) -> Finding | None:
     for engine in pool.engines:
         done, thrown = engine.completed, engine.preemptions
         if thrown and done is not None and thrown >= max(3.0, PREEMPTED_SHARE * done):
-            kv = engine.kv[~np.isnan(engine.kv)]
-            if not len(kv) or float(np.quantile(kv, 0.9)) >= KV_FULL:
-                hit.append((engine, thrown / max(1, done)))
+            hit.append((engine, thrown / max(1, done)))
     if not hit:
         return None
     engine, share = max(hit, key=lambda pair: pair[1])
@@ -167,7 +165,7 @@ def kv_oversubscription(facts: Facts, pool: PoolFacts) -> Finding | None:
     running = float(np.nanmean(engine.running)) if len(engine.running) else None
     return Finding(
         Cause.KV_OVERSUBSCRIPTION,
-        0.95 if peak is not None else 0.7,
+        0.95 if peak is not None and peak >= KV_FULL else 0.75,
         f"the KV cache of {engines_named(pool, [e for e, _ in hit])} is oversubscribed",
         f"{engine.name} preempted {engine.preemptions} times for {engine.completed} finished requests "
         "while "
