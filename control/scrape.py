@@ -232,13 +232,13 @@ class Scraper:
             unix_s=now_s,
             content_type=fetched.content_type,
         )
-        found = bounded([*taken.findings, *self._manners(fetched, now_s)])
+        found = bounded([*taken.findings, *self._manners(fetched)])
         seen = engine_page(None, target.url, page, (), ())
         return NodeResult(
             target.name, target.pool, fetched.duration_s, taken.samples, findings=found, pages=(seen,)
         )
 
-    def _manners(self, fetched: FetchedPage, now_s: float) -> list[Finding]:
+    def _manners(self, fetched: FetchedPage) -> list[Finding]:
         """Return what is wrong with how a page came: late, or with another idea of the time."""
         found: list[Finding] = []
         if fetched.duration_s > SLOW_SHARE * self._deadline_s:
@@ -267,9 +267,8 @@ class Scraper:
             seconds = fetched.started_s - before_s
             if not 0 < seconds <= (MAX_GAP_PERIODS + 0.5) * self.period_s:
                 before = None
-        now_s = self._clock.now().timestamp()
         self._gateway_seen[target.name] = (target.url, page, fetched.started_s)
         self._metrics.gateway_scrapes.labels(result="ok").inc()
-        found = bounded([*remark_findings(page.dropped), *self._manners(fetched, now_s)])
+        found = bounded([*remark_findings(page.dropped), *self._manners(fetched)])
         flows = tuple(gateway_window(before, page, seconds))
         return GatewayResult(target.name, flows, findings=found, oldest_wait_s=page.oldest_wait_s)
