@@ -191,19 +191,19 @@ AUDIT: dict[str, Any] = {
     "detail": column.TextColumn("Detail", width="medium"),
 }
 QUALITY: dict[str, Any] = {
-    "severity": column.TextColumn("How bad", width=95),
-    "source": column.LinkColumn("Source", display_text=r"#(.+)$", width=110),
-    "what": column.TextColumn("What", width=190),
-    "metric": column.TextColumn("Metric, engine", width=150),
-    "since": column.TextColumn("Since"),
-    "lasted": column.TextColumn("Lasted", width=80),
+    "severity": column.TextColumn("How bad", width=85),
+    "source": column.LinkColumn("Source", display_text=r"#(.+)$", width=90),
+    "what": column.TextColumn("What", width=175),
+    "metric": column.TextColumn("Metric, engine", width=130),
+    "affects": column.TextColumn("Affects", width=250, help="Numbers that are unknown or worse for it"),
+    "since": column.TextColumn("Since", width=165),
+    "lasted": column.TextColumn("Lasted", width=70),
     "detail": column.TextColumn("Detail", width=330),
-    "affects": column.TextColumn("Affects", width=230, help="Numbers that are unknown or worse for it"),
-    "do": column.TextColumn("What to do", width=330),
+    "do": column.TextColumn("What to do", width=480),
 }
 EVIDENCE: dict[str, Any] = {
-    "evidence": column.TextColumn("Evidence", width="large"),
-    "value": column.TextColumn("Value", width="medium"),
+    "evidence": column.TextColumn("Evidence", width=250),
+    "value": column.TextColumn("Value", width=130),
 }
 OPTIONS: dict[str, Any] = {
     "option": column.TextColumn("Option", width="medium"),

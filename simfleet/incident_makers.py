@@ -227,10 +227,9 @@ def tenant_crowding(rng: random.Random) -> Incident:
 def retry_storm(rng: random.Random) -> Incident:
     """A short burst is refused, and the refused come back so fast that the queue never empties."""
     profile, (prompt, output), nodes = profile_of(rng), chat(rng), rng.randint(3, 4)
-    rate = rng.uniform(0.75, 0.9) * fleet_rate(profile, nodes, prompt, output)
-    streams = even(
-        3, rate, prompt, output, ((90.0, 1.0), (210.0, 2.0), (330.0, 0.95), (420.0, 1.8), (math.inf, 1.0))
-    )
+    rate = rng.uniform(0.55, 0.68) * fleet_rate(profile, nodes, prompt, output)
+    bursts = ((90.0, 1.0), (150.0, 2.4), (300.0, 1.0), (360.0, 2.4), (math.inf, 1.0))
+    streams = even(3, rate, prompt, output, bursts)
     front = Front(
         node_cap=profile.max_num_seqs,
         max_queued=nodes * 8,
@@ -238,10 +237,7 @@ def retry_storm(rng: random.Random) -> Incident:
         retry_probability=rng.uniform(0.9, 0.97),
         retry_after_s=rng.uniform(0.5, 1.5),
     )
-    return _incident(
-        rng, {Cause.RETRY_STORM}, profile, nodes=nodes, streams=streams, front=front,
-        also=frozenset({Cause.CAPACITY}),
-    )  # fmt: skip
+    return _incident(rng, {Cause.RETRY_STORM}, profile, nodes=nodes, streams=streams, front=front)
 
 
 def prefill_interference(rng: random.Random) -> Incident:
