@@ -31,7 +31,7 @@ from fleet.messages import PRICE_CLASSES
 
 @click.group()
 def discovery() -> None:
-    """Look nodes up in files, DNS, HTTP service discovery and Kubernetes."""
+    """Look nodes up in files, DNS, HTTP service discovery, Kubernetes and Prometheus."""
 
 
 @discovery.command("add")
@@ -39,15 +39,21 @@ def discovery() -> None:
 @click.argument("kind", type=click.Choice(list(MODELS)))
 @click.option("--pool", required=True, help="Pool its nodes belong to.")
 @click.option("--path", help="file: the file, with its whole path.")
-@click.option("--url", help="http_sd: the address to ask.")
+@click.option("--url", help="http_sd: the address to ask; prometheus: what comes before /api/v1.")
+@click.option("--match", help='prometheus: matchers of its targets, job="vllm".')
+@click.option("--read-from", help="prometheus: read new nodes' samples from this source of `rhodeck prom`.")
+@click.option("--instance-label", help="prometheus: the label that source tells nodes apart by.")
+@click.option("--basic-file", help="prometheus: file with user:password, read at each use.")
 @click.option("--service", help="dns_srv: the name, as _vllm._tcp.example.org.")
 @click.option("--server", help="dns_srv: ADDRESS[:PORT] to ask in place of the system's resolvers.")
 @click.option("--namespace", help="kubernetes: the namespace.")
 @click.option("--selector", help="kubernetes: labels of EndpointSlices, kubernetes.io/service-name=vllm.")
 @click.option("--port", help="kubernetes: name or number of the port.")
 @click.option("--api-url", help="kubernetes: the API server, unless inside a pod.")
-@click.option("--token-file", help="http_sd, kubernetes: file with a bearer token, read at each use.")
-@click.option("--ca-file", help="http_sd, kubernetes: file with the certificates to trust.")
+@click.option(
+    "--token-file", help="http_sd, kubernetes, prometheus: file with a bearer token, read at each use."
+)
+@click.option("--ca-file", help="http_sd, kubernetes, prometheus: file with the certificates to trust.")
 @click.option("--name-rule", help="Node names from {host}, {port}, {address}, {label_NAME}.")
 @click.option("--price-class", type=click.Choice(PRICE_CLASSES), default="on_demand", show_default=True)
 @click.option("--scheme", type=click.Choice(["http", "https"]), default="http", show_default=True)

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control import audit
 from control.fetch import FetchFailed, is_allowed, split_url
 from control.roles import Actor, Permission, require
-from control.tables import AlertRow, NodeRow, PoolRow
+from control.tables import AlertRow, NodeRow, NodeSourceRow, PoolRow
 from fleet.errors import Conflict, InvalidInput, NotFound
 from fleet.messages import PRICE_CLASSES
 
@@ -189,6 +189,7 @@ def remove_node(session: Session, actor: Actor, *, name: str, now: datetime, not
     """Take a node out of the fleet. Its history stays; its name can be added again."""
     row = _set_state(session, actor, name, "removed", "node.remove", now, note)
     row.removed_at = now
+    session.execute(delete(NodeSourceRow).where(NodeSourceRow.node == name))  # it may come back elsewhere
 
 
 def _set_state(

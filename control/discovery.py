@@ -33,9 +33,11 @@ from control.discovery_settings import (
     FileSettings,
     HttpSettings,
     KubernetesSettings,
+    PrometheusSettings,
     checked_settings,
 )
 from control.discovery_targets import Answer
+from control.promsource_discovery import look_at_targets
 from control.tables import DiscoverySourceRow
 from fleet.clock import Clock
 from fleet.errors import FleetError, Unavailable
@@ -89,6 +91,8 @@ class Lookups:
                 return await look_at_address(self.http, self.clock, settings, interval_s=source.interval_s)
             case DnsSettings():
                 return await look_in_dns(settings)
+            case PrometheusSettings():
+                return await look_at_targets(self.http, self.clock, settings)
             case KubernetesSettings():
                 return await (await self._watch(source.name, settings)).answer()
 

@@ -17,6 +17,7 @@ from control import commands_discovery, commands_fleet
 from control.discovery_plan import Plan, Present, further_pages, plan
 from control.discovery_targets import REMARKS_MAX, Answer, Naming, Wanted, wanted_nodes
 from control.page_store import forget_pages
+from control.promsource_discovery import read_from_source
 from control.roles import Actor, Role
 from control.tables import DiscoveredNodeRow, DiscoverySourceRow, NodeEndpointRow, NodeRow
 from fleet.errors import FleetError
@@ -96,6 +97,8 @@ def _carry_out(
     refused: dict[str, str] = {}
     for node in todo.add:
         _attempt(session, refused, node.name, lambda n=node: _add(session, actor, row, n, now))
+    added_now = [node for node in todo.add if node.name not in refused]
+    unread = read_from_source(session, actor, row.settings, added_now, now)
     for node in todo.move:
         _attempt(session, refused, node.name, lambda n=node: _move(session, actor, n, now))
     for node in todo.repage:
@@ -109,10 +112,11 @@ def _carry_out(
         commands_fleet.remove_node(session, actor, name=name, note=note, now=now)
         _set_pages(session, row.name, Wanted(name, "", "", {}), now)
     session.execute(delete(d).where(d.node.in_(todo.forget)))
-    added = sum(node.name not in refused for node in todo.add)
     moved = sum(node.name not in refused for node in todo.move)
-    counts = Applied(len(wanted), added, moved, len(todo.missing), len(todo.remove), problem=todo.problem)
-    return counts, [f"{name}: {why}" for name, why in refused.items()]
+    counts = Applied(
+        len(wanted), len(added_now), moved, len(todo.missing), len(todo.remove), problem=todo.problem
+    )
+    return counts, [*unread, *(f"{name}: {why}" for name, why in refused.items())]
 
 
 def _attempt(session: Session, refused: dict[str, str], name: str, change: Callable[[], None]) -> None:

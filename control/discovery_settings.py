@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from control.fetch import FetchFailed, split_url
 from fleet.errors import InvalidInput
+from fleet.promql import parsed_matchers
 
 _DNS_NAME = re.compile(r"(?=.{1,253}\.?$)(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?)+")
 _SERVER = re.compile(r"(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:]{2,39}\])(?::[0-9]{1,5})?")
@@ -33,6 +34,13 @@ def _url(text: str) -> str:
     except FetchFailed as problem:
         raise ValueError(problem.message) from problem
     return text
+
+
+def _matchers(text: str) -> str:
+    try:
+        return ",".join(parsed_matchers(text))
+    except InvalidInput as problem:
+        raise ValueError(problem.message) from problem
 
 
 def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
@@ -84,13 +92,26 @@ class KubernetesSettings(_Settings):
     ca_file: FilePath | None = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
 
-AnySettings = FileSettings | HttpSettings | DnsSettings | KubernetesSettings
-Kind = Literal["file", "http_sd", "dns_srv", "kubernetes"]
+class PrometheusSettings(_Settings):
+    """The active targets of a Prometheus-compatible server. `read_from`: where to read new nodes."""
+
+    url: Url  # what comes before /api/v1
+    match: Annotated[str, Field(max_length=1_000), AfterValidator(_matchers)] = ""
+    token_file: FilePath | None = None
+    basic_file: FilePath | None = None
+    ca_file: FilePath | None = None
+    read_from: Annotated[str, Field(max_length=63)] | None = None  # a source of `rhodeck prom`
+    instance_label: Annotated[str, Field(max_length=100, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")] = "instance"
+
+
+AnySettings = FileSettings | HttpSettings | DnsSettings | KubernetesSettings | PrometheusSettings
+Kind = Literal["file", "http_sd", "dns_srv", "kubernetes", "prometheus"]
 MODELS: dict[str, type[AnySettings]] = {
     "file": FileSettings,
     "http_sd": HttpSettings,
     "dns_srv": DnsSettings,
     "kubernetes": KubernetesSettings,
+    "prometheus": PrometheusSettings,
 }
 
 

@@ -131,7 +131,9 @@ def parsed_matchers(text: str) -> list[str]:
 
     Raises InvalidInput where it is anything else: nothing an operator types can end the selector.
     """
-    rest, found = text.strip().removeprefix("{").removesuffix("}").strip(), list[str]()
+    rest, found = text.strip(), list[str]()
+    if rest.startswith("{") and rest.endswith("}"):
+        rest = rest[1:-1].strip()
     pattern = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
     at = 0
     while at < len(rest):
