@@ -64,33 +64,32 @@ def _card(severity: Severity, views: Sequence[FindingView]) -> Card:
     )
 
 
-def rows(views: Sequence[FindingView], now: datetime, zone: Zone) -> dict[str, list[Any]]:
-    """Return findings by column."""
-    return {
+def rows(
+    views: Sequence[FindingView], now: datetime, zone: Zone, *, has_ended: bool = False
+) -> dict[str, list[Any]]:
+    """Return findings by column. Only those that have ended show how long they lasted."""
+    columns: dict[str, list[Any]] = {
         "severity": [f"{SIGNS[TONES.get(v.severity, 'unknown')]} {v.severity}" for v in views],
         "source": [_link(v) for v in views],
         "what": [v.title for v in views],
         "metric": [
             ", ".join(part for part in (v.metric, v.engine and f"engine {v.engine}") if part) for v in views
         ],
-        "since": [zone.since(v.since, now) for v in views],
-        "lasted": [_lasted(v, now) for v in views],
-        "detail": [v.detail for v in views],
         "affects": [", ".join(v.affects) or words.UNKNOWN for v in views],
+        "since": [zone.since(v.since, now) for v in views],
+        "lasted": [age(((v.until or now) - v.since).total_seconds()) for v in views],
+        "detail": [v.detail for v in views],
         "do": [v.do.replace("`", "") for v in views],
     }
+    if not has_ended:
+        del columns["lasted"]
+    return columns
 
 
 def _link(view: FindingView) -> str:
     if view.scope == "node":
         return f"/node?node={quote(view.source, safe='')}#{view.source}"
     return f"/data_quality?source={quote(source_name(view), safe='')}#{source_name(view)}"
-
-
-def _lasted(view: FindingView, now: datetime) -> str:
-    if view.until is None:
-        return "stands"
-    return age((view.until - view.since).total_seconds())
 
 
 def summary(views: Sequence[FindingView], pulse: Pulse | None, now: datetime) -> tuple[Tone, str]:

@@ -35,7 +35,7 @@ def live() -> None:
         st.markdown("Nothing stands.")
     st.subheader("Ended in the chosen range")
     if ended:
-        components.table(vm.rows(ended, at, chosen.zone), tables.QUALITY, key="ended")
+        components.table(vm.rows(ended, at, chosen.zone, has_ended=True), tables.QUALITY, key="ended")
     else:
         st.markdown("Nothing ended in this range.")
     st.caption(vm.cut_text(found.value))
