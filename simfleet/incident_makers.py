@@ -255,8 +255,8 @@ def priority_ignored(rng: random.Random) -> Incident:
     profile = profile_of(rng, scheduling_policy="fcfs")
     (prompt, output), nodes = chat(rng), rng.randint(3, 4)
     rate = fleet_rate(profile, nodes, prompt, output)
-    quick = even(2, rng.uniform(0.25, 0.35) * rate, prompt, output)
-    burst = rng.uniform(1.0, 1.2) * rate
+    quick = even(2, rng.uniform(0.24, 0.32) * rate, prompt, output)
+    burst = rng.uniform(0.82, 0.95) * rate
     shape = (
         (60.0, 0.3 * burst),
         (180.0, burst),
