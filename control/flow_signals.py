@@ -329,9 +329,23 @@ def _hot_nodes(assessment: Assessment, fresh: set[str]) -> list[FlowSignal]:
 def _kv_words(node: str, found: KvForecast | None) -> str:
     if found is None or found.forecast_ratio is None:
         return f"{node}: KV use has no history yet"
+    words = f"{node}: KV {found.used_ratio:.0%} full"
     if found.exhausted_in_s is None:
-        return f"{node}: KV {found.used_ratio:.0%} full, not filling"
-    return f"{node}: KV {found.used_ratio:.0%} full, exhausted in {found.exhausted_in_s / 60:.1f} min"
+        words += ", not filling"
+    else:
+        words += f", exhausted in {found.exhausted_in_s / 60:.1f} min"
+    if found.running_growth_per_min is not None and abs(found.running_growth_per_min) >= 0.5:
+        words += f", {found.running_growth_per_min:+.0f} running a minute"
+    if found.oversubscription is not None and found.oversubscription > 1:
+        words += f", wanted {found.oversubscription:.2f} times over"
+    if found.preemptions:
+        lost = (
+            ""
+            if found.recomputed_tokens is None
+            else f" (about {found.recomputed_tokens:,.0f} tokens again)"
+        )
+        words += f", {found.preemptions} preemptions{lost}"
+    return words
 
 
 def _kv(found: KvForecast | None) -> dict[str, object]:

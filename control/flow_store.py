@@ -29,6 +29,8 @@ from fleet.slo_windows import PAIRS, GoodCount
 from fleet.stages import Bounds, TailRow, tail_rows
 
 REFILL = timedelta(hours=6)
+#: Minutes are kept for two months: an objective of 30 days, and the one before.
+FLOW_DAYS = 62
 MAX_NODES_SHOWN = 20  # of each rule: the worst ones
 _OF_NODES = frozenset({FlowRule.KV_EXHAUSTION, FlowRule.HOT_NODE})
 
@@ -286,16 +288,31 @@ def flow_timeline(
     ]
 
 
-def slo_count(
-    session: Session, scope: str, name: str, since: datetime, until: datetime
-) -> GoodCount | None:
+@dataclass(frozen=True, slots=True)
+class SloCount:
+    """An objective over a range: its counts, and the seconds they were counted in."""
+
+    good: GoodCount
+    covered_s: float
+
+    @property
+    def goodput(self) -> float | None:
+        """Return requests/s that surely met the objective; None without covered time."""
+        return self.good.good_low / self.covered_s if self.covered_s > 0 else None
+
+
+def slo_count(session: Session, scope: str, name: str, since: datetime, until: datetime) -> SloCount | None:
     """Return the objective's counts of one subject in [since, until); None without a counted minute."""
     m = FlowMinuteRow
-    rows = session.execute(
-        select(m.slo_offered, m.slo_good_low, m.slo_good_high).where(
-            m.scope == scope, m.name == name, m.at >= since, m.at < until, m.slo_offered.is_not(None)
-        )
-    ).all()
-    if not rows:
+    row = session.execute(
+        select(
+            func.sum(m.slo_offered),
+            func.sum(m.slo_good_low),
+            func.sum(m.slo_good_high),
+            func.sum(m.covered_s),
+        ).where(m.scope == scope, m.name == name, m.at >= since, m.at < until, m.slo_offered.is_not(None))
+    ).one()
+    offered, low, high, covered_s = row
+    if offered is None:
         return None
-    return sum((GoodCount(offered or 0, low or 0, high or 0) for offered, low, high in rows), GoodCount())
+    return SloCount(GoodCount(int(offered), int(low or 0), int(high or 0)), float(covered_s or 0.0))

@@ -25,7 +25,7 @@ from control.deps import Deps
 from control.derived_metrics import DerivedMetrics
 from control.fleet_facts import FleetFacts, load_fleet
 from control.flow_book import FlowBook
-from control.flow_store import policy_in_force, stored_minutes
+from control.flow_store import FLOW_DAYS, policy_in_force, stored_minutes
 from control.freshness import Freshness
 from control.lease import LeaseLost, require
 from control.own_metrics import ControlMetrics
@@ -220,6 +220,7 @@ class Observer:
             self._metrics.misplaced_rows.labels(table=table).set(rows)
         dropped = drop_old(engine, now, self._keep, fence=fence)
         trimmed = trim_old(engine, now, keep_days=self._keep.minute_days, fence=fence)
+        trimmed += trim_old(engine, now, keep_days=FLOW_DAYS, tables=("flow_minute",), fence=fence)
         trimmed += trim_quality(engine, now, keep_days=self._keep.minute_days, fence=fence)
         self._metrics.partitions_held.set(len(dropped.held))
         held = f", {len(dropped.held)} wait to be rolled up" if dropped.held else ""

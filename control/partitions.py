@@ -10,7 +10,7 @@ large as before, and history lost because its summary was not written yet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
@@ -189,16 +189,21 @@ def _earlier(session: Session, now: datetime) -> datetime:
 
 
 def trim_old(
-    engine: Engine, now: datetime, *, keep_days: int, fence: Callable[[Session], None] = _anybody
+    engine: Engine,
+    now: datetime,
+    *,
+    keep_days: int,
+    tables: Sequence[str] = TRIMMED,
+    fence: Callable[[Session], None] = _anybody,
 ) -> int:
-    """Delete rows of the plain tables older than `keep_days`, in small transactions; return how many.
+    """Delete rows of plain tables older than `keep_days`, in small transactions; return how many.
 
     "Now" and `fence` as for `drop_old`.
     """
     with session_scope(engine) as session:
         before = _earlier(session, now) - timedelta(days=keep_days)
     deleted = 0
-    for table in TRIMMED:
+    for table in tables:
         statement = (
             f"DELETE FROM {table} WHERE ctid IN "  # noqa: S608 # constants
             f"(SELECT ctid FROM {table} WHERE at < :before LIMIT {TRIM_BATCH})"

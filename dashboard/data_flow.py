@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from control.flow_store import FlowNow, FlowPoint, flow_now, flow_timeline, slo_count
+from control.flow_store import FlowNow, FlowPoint, SloCount, flow_now, flow_timeline, slo_count
 from control.queries_flow import utilization_curves
 from dashboard.data import QUESTIONS, Reading, ask
 from dashboard.deps import Deps
-from fleet.slo_windows import GoodCount
 from fleet.utilization_curve import UtilizationCurve
 
 
@@ -23,7 +22,7 @@ class FlowReading:
 
     states: tuple[FlowNow, ...]
     points: tuple[FlowPoint, ...]
-    good: GoodCount | None
+    slo: SloCount | None
     curves: dict[str, UtilizationCurve]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from control.flow_store import FlowNow
+from control.flow_store import FlowNow, SloCount
 from control.freshness import DEFAULT_PERIOD_S, stale_after_s
 from dashboard import words
 from dashboard.data import PolicyNow
@@ -18,7 +18,6 @@ from dashboard.viewmodels import SIGNS, Card
 from dashboard.words import Tone
 from fleet.flow_signals import UNITS, FlowRule
 from fleet.policy import Policy, parse
-from fleet.slo_windows import GoodCount
 from fleet.utilization_curve import IDLE_P50, UtilizationCurve
 
 FLEET = "fleet"
@@ -103,11 +102,15 @@ def balance_card(state: FlowNow | None, now: datetime) -> Card:
     return Card("Balance", state.balance, word, tone, f"from {words.plural(state.minutes, 'minute')}")
 
 
-def cards(
-    state: FlowNow | None, good: GoodCount | None, policy: Policy | None, now: datetime
-) -> list[Card]:
+def cards(state: FlowNow | None, slo: SloCount | None, policy: Policy | None, now: datetime) -> list[Card]:
     """Return the page's numbers."""
-    return [balance_card(state, now), _doubling(state), _attainment(good, policy), _burn(state)]
+    return [
+        balance_card(state, now),
+        _doubling(state),
+        _attainment(slo, policy),
+        _budget(slo, policy),
+        _burn(state),
+    ]
 
 
 def _doubling(state: FlowNow | None) -> Card:
@@ -131,23 +134,34 @@ def _doubling(state: FlowNow | None) -> Card:
     )
 
 
-def _attainment(good: GoodCount | None, policy: Policy | None) -> Card:
+def _attainment(slo: SloCount | None, policy: Policy | None) -> Card:
     title = "Objective, in the range"
-    share = None if good is None else good.share
-    if good is None or share is None:
+    share = None if slo is None else slo.good.share
+    if slo is None or share is None:
         return Card(title, words.UNKNOWN, "nothing counted", "unknown")
-    target = None if policy is None else policy.slo.attainment_ratio
     value = words.percent(share.low) if share.is_exact else f"{words.percent(share.low)} or more"
-    note = f"{good.offered:,} requests"
-    if policy is not None:
-        note = f"TTFT within {words.seconds(policy.slo.ttft_s)} for {words.percent(target)}; {note}"
-    if target is None:
+    note = f"{slo.good.offered:,} requests, goodput {words.rate(slo.goodput)}"
+    if policy is None:
         return Card(title, value, "no policy", "plain", note)
+    target = policy.slo.attainment_ratio
+    note = f"TTFT within {words.seconds(policy.slo.ttft_s)} for {words.percent(target)}; {note}"
     if share.low >= target:
         return Card(title, value, "met", "good", note)
     if share.high < target:
         return Card(title, value, "missed", "act", note)
     return Card(title, value, "cannot tell", "watch", f"{note}. The threshold lies inside a bucket")
+
+
+def _budget(slo: SloCount | None, policy: Policy | None) -> Card:
+    title = "Error budget left, in the range"
+    share = None if slo is None else slo.good.share
+    if share is None or policy is None:
+        return Card(title, words.UNKNOWN, "not known", "unknown")
+    left = 1 - (1 - share.low) / (1 - policy.slo.attainment_ratio)
+    tone: Tone = "act" if left < 0 else "watch" if left < 0.25 else "good"
+    word = {"act": "overspent", "watch": "nearly spent", "good": "enough"}[tone]
+    help_ = "Of what the objective allows over the chosen range; choose 30d for the month's"
+    return Card(title, words.percent(left, 0), word, tone, help=help_)
 
 
 def _burn(state: FlowNow | None) -> Card:

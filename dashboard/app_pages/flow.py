@@ -27,7 +27,7 @@ def live() -> None:
     if found.problem is not None and found.as_of is not None:
         at = found.as_of
     now = vm.find(flow.states, scope, name)
-    components.cards(vm.cards(now, flow.good, vm.policy_of(policy), at))
+    components.cards(vm.cards(now, flow.slo, vm.policy_of(policy), at))
     if now is None:
         st.info(
             "Balance is judged from whole minutes of nodes that answer: look again two minutes after the "

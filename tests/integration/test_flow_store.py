@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from control.flow_book import FlowBook, FlowRound
 from control.flow_store import (
+    SloCount,
     flow_now,
     flow_timeline,
     policy_in_force,
@@ -44,7 +45,9 @@ def test_minutes_and_states_are_read_back_as_written(session: Session):
     # every place is explained: 10/s of their mean time
     assert points[0].explained == pytest.approx(points[0].mean_in_system)
     good = GoodCount(620 * MINUTES, 582 * MINUTES, 582 * MINUTES)
-    assert slo_count(session, "fleet", "", LAST - DAY, LAST + DAY) == good
+    counted = slo_count(session, "fleet", "", LAST - DAY, LAST + DAY)
+    assert counted == SloCount(good, 60.0 * MINUTES)
+    assert counted.goodput == pytest.approx(9.7)  # 582 a minute
     assert slo_count(session, "pool", "none", LAST - DAY, LAST + DAY) is None
 
 

@@ -33,6 +33,8 @@ def test_a_tail_that_doubles_under_a_still_median_is_said_in_words(flowing: Show
     assert "93.9 %" in said
     assert "1.2x" in said
     assert "missed" in said
+    assert "goodput 9.7 req/s" in said
+    assert "overspent" in said  # 1 - 1.2
     assert column(at, "signal") == ["flow", "age", "trend", "backlog"]
     assert "p99 of end-to-end latency doubles every 15 minutes" in str(column(at, "evidence")[2])
 
