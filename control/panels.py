@@ -1,8 +1,9 @@
 """Many nodes over time as arrays: one float64 matrix a column, nodes by instants, NaN where nobody knows.
 
-Read by binary COPY with every value a float8, so that rows have one length and numpy takes them as they
-come. Times are UTC, rates per second. A node some of whose engines did not say is not known at that
-instant. Prevents: a hundred thousand Python rows for one picture, and a hole turned into a zero.
+Postgres puts each node's values into one array a column, which numpy takes as they come over the wire: no
+Python object a value. Times are UTC, rates per second. A node some of whose engines did not say is not
+known at that instant. Prevents: a hundred thousand Python rows for one picture, and a hole turned into a
+zero.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import numpy as np
 import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -23,30 +27,37 @@ from control.queries_fleet import aligned, bucket_length, scrape_period_s
 from control.queries_history import level_of
 from control.rollup_due import WIDTH
 from control.tables import NodeRow
-from control.tables_rollup import ENGINE, Level
+from control.tables_rollup import ENGINE, TABLES, Level
 from fleet.errors import InvalidInput
 
-#: Signature, flags and extension length before the rows of binary COPY (PostgreSQL documentation, COPY).
-_HEADER_BYTES = 19
-_TRAILER_BYTES = 2
+#: Before the elements of an array on the wire: dimensions, flags, element type, length, lower bound.
+_ARRAY_HEADER_BYTES = 20
+_ELEMENT = np.dtype([("size", ">i4"), ("value", ">f8")])
+_FLOAT8_ARRAY_OID = 1022
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """How one value of an engine is had from a raw row, and from its rollup rows of a bucket."""
+    """How an engine's value is had from a raw row, from one rollup row, and from several of a bucket."""
 
     raw: str
+    one: str
     rolled: str
     is_mean: bool = False  # over a node's engines; others add up
 
 
 def _rate(name: str) -> _Column:
     seen = f"sum(covered_s) - coalesce(sum({name}_unseen_s), 0)"
-    return _Column(f"{name} / NULLIF(covered_s, 0)", f"sum({name})::float8 / NULLIF({seen}, 0)")
+    return _Column(
+        f"{name} / NULLIF(covered_s, 0)",
+        f"{name} / NULLIF(covered_s - coalesce({name}_unseen_s, 0), 0)",
+        f"sum({name})::float8 / NULLIF({seen}, 0)",
+    )
 
 
 def _gauge(name: str, *, is_mean: bool = False) -> _Column:
-    return _Column(name, f"sum({name}_sum) / NULLIF(sum({name}_n), 0)::float8", is_mean)
+    one = f"{name}_sum / NULLIF({name}_n, 0)"
+    return _Column(name, one, f"sum({name}_sum) / NULLIF(sum({name}_n), 0)::float8", is_mean)
 
 
 _COLUMNS = {
@@ -98,25 +109,46 @@ def node_panel(
     since = aligned(since, width_s)
     bucket = timedelta(seconds=width_s) if is_raw else bucket_length(since, until, width_s, max_points)
     names = list(session.scalars(select(NodeRow.name).order_by(NodeRow.name)))
-    query = _query([_COLUMNS[name] for name in columns], level, since, until, bucket)
-    rows = _copy(session, query, 2 + len(columns))
+    is_single = is_raw or (
+        bucket.total_seconds() == width_s and not _has_variants(session, level, since, until)
+    )
+    query = _query([_COLUMNS[name] for name in columns], level, since, until, bucket, is_single=is_single)
+    rows = _arrays(session, query, 2 + len(columns))
     return _panel(names, list(columns), rows, level, since, until, bucket)
 
 
+def _has_variants(session: Session, level: Level, since: datetime, until: datetime) -> bool:
+    """Say whether any engine has several rows for one minute or hour."""
+    table = TABLES[ENGINE.name, level]
+    query = select(table.c.variant).where(table.c.variant > 0, table.c.at >= since, table.c.at < until)
+    return session.scalar(query.limit(1)) is not None
+
+
 def _query(
-    columns: Sequence[_Column], level: Level, since: datetime, until: datetime, bucket: timedelta
+    columns: Sequence[_Column],
+    level: Level,
+    since: datetime,
+    until: datetime,
+    bucket: timedelta,
+    *,
+    is_single: bool,
 ) -> sql.Composed:
-    """Return SELECT of (node's number, instant's number, values) of each engine, all float8."""
+    """Return SELECT of a node's number, name, and arrays over its engines' instants: instants, values."""
     is_raw = level is Level.RAW
-    values = [column.raw if is_raw else column.rolled for column in columns]
-    shown = ", ".join(f"coalesce(({value})::float8, 'NaN')" for value in values)
-    name, groups = ("node", "") if is_raw else ("name", "AND r.scope = 'engine' GROUP BY 1, r.engine, 2")
+    values = [c.raw if is_raw else c.one if is_single else c.rolled for c in columns]
+    listed = [f"coalesce(({value})::float8, 'NaN') AS v{i}" for i, value in enumerate(values)]
+    name, where = ("node", "") if is_raw else ("name", "AND r.scope = 'engine'")
+    groups = "" if is_single else "GROUP BY 1, r.engine, 2"
+    instant = "floor((date_part('epoch', r.at) - {start}) / {step} + 0.001)"
+    engines = (
+        f"SELECT r.{name} AS node, {instant} AS instant, {', '.join(listed)} "  # noqa: S608 # constants
+        f"FROM {ENGINE.table(level)} AS r WHERE r.at >= {{since}} AND r.at < {{until}} {where} {groups}"
+    )
+    arrays = ", ".join(f"array_agg(v{i})" for i in range(len(values)))
     numbers = "SELECT name, row_number() OVER (ORDER BY name) - 1 AS number FROM node"
-    instant = "floor((extract(epoch FROM r.at) - {start}) / {step} + 0.001)::float8"
     text = (
-        f"SELECT n.number::float8, {instant}, {shown} "  # noqa: S608 # constants
-        f"FROM {ENGINE.table(level)} AS r JOIN ({numbers}) AS n ON n.name = r.{name} "
-        f"WHERE r.at >= {{since}} AND r.at < {{until}} {groups}"
+        f"SELECT n.number::float8, e.* FROM (SELECT node, array_agg(instant), {arrays} "  # noqa: S608 # constants
+        f"FROM ({engines}) AS every GROUP BY node) AS e JOIN ({numbers}) AS n ON n.name = e.node"
     )
     return sql.SQL(text).format(  # pyright: ignore[reportArgumentType] # put together from constants
         start=sql.Literal(since.timestamp()),
@@ -126,19 +158,29 @@ def _query(
     )
 
 
-def _copy(session: Session, query: sql.Composed, width: int) -> NDArray[np.float64]:
-    """Return the rows of `query`, each of `width` values that are float8 and not NULL, as a matrix."""
+class _AsNumpy(Loader):
+    """Loads a float8[] without NULLs as an array that shares the answer's bytes."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> NDArray[np.float64]:
+        values = np.frombuffer(bytes(data), _ELEMENT, offset=_ARRAY_HEADER_BYTES)["value"]
+        return values.astype(np.float64)
+
+
+def _arrays(session: Session, query: sql.Composed, width: int) -> NDArray[np.float64]:
+    """Return `width` values for each engine and instant: node's number, instant's number, columns."""
     connection = session.connection().connection.driver_connection
     if not isinstance(connection, psycopg.Connection):
-        raise TypeError(f"COPY needs psycopg, not {type(connection).__name__}")
+        raise TypeError(f"numpy needs psycopg's arrays, not {type(connection).__name__}")
     raw = cast("psycopg.Connection[Any]", connection)
-    statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT BINARY)").format(query)
-    with raw.cursor() as cursor, cursor.copy(statement) as copy:
-        data = b"".join(copy)
-    row = np.dtype([("fields", ">i2"), ("values", np.dtype([("size", ">i4"), ("value", ">f8")]), (width,))])
-    count = (len(data) - _HEADER_BYTES - _TRAILER_BYTES) // row.itemsize
-    rows = np.frombuffer(data, row, count, _HEADER_BYTES)
-    return rows["values"]["value"].astype(np.float64)
+    with raw.cursor(binary=True) as cursor:
+        cursor.adapters.register_loader(_FLOAT8_ARRAY_OID, _AsNumpy)
+        parts = [
+            np.vstack([np.full(len(columns[0]), number), *columns])
+            for number, _, *columns in cursor.execute(query)
+        ]
+    return np.hstack(parts).T if parts else np.empty((0, width))
 
 
 def _panel(
