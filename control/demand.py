@@ -1,9 +1,9 @@
 """Demand as the gateways count it: what is offered, what callers' own limits refuse, by tier.
 
 Counts are requests and tokens per round, times Unix seconds. Owned by the loop that judges rounds. A
-gateway that was not read for a part of the window makes demand unknown, never smaller. Prevents: demand
-measured only at the engines while the gateways refuse it, and refusals by a tenant's own limits taken for
-a fleet that is full.
+gateway that missed rounds counts as it did in the last minutes, never as none. Prevents: demand measured
+only at the engines while the gateways refuse it, and refusals by a tenant's own limits taken for a fleet
+that is full.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class _Counts:
 
     offered: int = 0
     limited: int = 0
+    repeated: int = 0
     completed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -42,6 +43,7 @@ class _Counts:
     def add(self, flow: FlowWindow) -> None:
         self.offered += flow.offered or 0
         self.limited += sum(n for name, n in flow.outcomes.items() if name in OWN_LIMITS)
+        self.repeated += flow.repeated or 0
         self.completed += flow.outcomes.get(Outcome.COMPLETED.value, 0)
         self.prompt_tokens += flow.prompt_tokens or 0
         self.output_tokens += flow.output_tokens or 0
@@ -108,12 +110,15 @@ class Demand:
         queued = [offers[-1].queued for offers in self._offers.values() if offers]
         waiting = [n for n in queued if n is not None]
         limited = [self._count(facts, span, lambda c: c.limited) or (0, 0.0) for span in (fast, slow)]
+        repeated = [self._count(facts, span, lambda c: c.repeated) or (0, 0.0) for span in (fast, slow)]
         return Offered(
             *fast_n,
             *slow_n,
             waiting=sum(waiting) if waiting else None,
             fast_limited=min(limited[0][0], fast_n[0]),
             slow_limited=min(limited[1][0], slow_n[0]),
+            fast_repeated=min(repeated[0][0], fast_n[0]),
+            slow_repeated=min(repeated[1][0], slow_n[0]),
         )
 
     def tiers(self, round_: Round, facts: FleetFacts) -> list[TierDemand]:
@@ -124,7 +129,8 @@ class Demand:
         for name in names:
             offered = self._count(facts, fast, lambda c: c.offered, name)
             limited = self._count(facts, fast, lambda c: c.limited, name)
-            if offered is None or limited is None:
+            repeated = self._count(facts, fast, lambda c: c.repeated, name)
+            if offered is None or limited is None or repeated is None:
                 return []
             seen = [o for offers in self._offers.values() for o in slow.of(offers)]
             found.append(
@@ -132,6 +138,7 @@ class Demand:
                     name,
                     arrival_rate=offered[0] / offered[1],
                     limited_rate=min(limited[0], offered[0]) / offered[1],
+                    repeated_rate=min(repeated[0], offered[0]) / offered[1],
                     completed=sum(o.sum_of(lambda c: c.completed, name) for o in seen),
                     prompt_tokens=sum(o.sum_of(lambda c: c.prompt_tokens, name) for o in seen),
                     output_tokens=sum(o.sum_of(lambda c: c.output_tokens, name) for o in seen),
@@ -146,13 +153,20 @@ class Demand:
     def _count(
         self, facts: FleetFacts, span: _Span, read: Callable[[_Counts], int], tier: str | None = None
     ) -> tuple[int, float] | None:
-        """Return (requests, covered seconds) of all gateways together over `span`."""
+        """Return (requests, covered seconds) of all gateways together over `span`.
+
+        A gateway that missed some rounds counts with its rate of the last five minutes: without it, demand
+        would fall to what the engines let in, just when refusals are many. None where even that is thin.
+        """
         if not facts.gateways:
             return None
         rate, covered_s = 0.0, 0.0
         wanted_s = MIN_COVERAGE * min(span.seconds, FAST_S)
         for target in facts.gateways:
-            offers = span.of(self._offers.get(target.name, ()))
+            held = self._offers.get(target.name, ())
+            offers = span.of(held)
+            if sum(o.covered_s for o in offers) < wanted_s:
+                offers = list(held)
             covered = sum(o.covered_s for o in offers)
             if covered < wanted_s:
                 return None

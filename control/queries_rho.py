@@ -24,9 +24,9 @@ WIDE: tuple[Named, ...] = ("fleet", "pool", "model", "tier")
 #: Parts of a verdict kept in its detail: what they are called outside.
 _RATIOS = ("batch_used_ratio", "batch_expected_ratio", "slots_used_ratio")
 _NUMBERS = (
-    "arrival_rate_slow", "competing_rate", "limited_rate", "rho_limited", "demand_share", "headroom_tokens",
-    "headroom_prompt_tokens", "headroom_engine_s", "time_to_saturation_s", "time_to_drain_s", "imbalance",
-    "batch", "free_batch", "prompt_tokens", "output_tokens", "parts",
+    "arrival_rate_slow", "competing_rate", "limited_rate", "repeated_rate", "rho_limited", "demand_share",
+    "headroom_tokens", "headroom_prompt_tokens", "headroom_engine_s", "time_to_saturation_s",
+    "time_to_drain_s", "imbalance", "batch", "free_batch", "prompt_tokens", "output_tokens", "parts",
 )  # fmt: skip
 
 

@@ -252,6 +252,7 @@ def _detail(verdict: Verdict) -> dict[str, object]:
         "arrival_rate_slow": health.arrival_rate_slow,
         "competing_rate": health.competing_rate,
         "limited_rate": health.limited_rate,
+        "repeated_rate": health.repeated_rate,
         "rho_limited": health.rho_limited,
         "output_tokens_rate_low": health.mu_tokens.low,
         "output_tokens_rate_high": health.mu_tokens.high,

@@ -47,6 +47,14 @@ class Offered:
     waiting: int | None = None  # in the gateways' queues now
     fast_limited: int = 0  # of `fast_count`: refused by their caller's own limits, not for want of capacity
     slow_limited: int = 0
+    fast_repeated: int | None = None  # of `fast_count`: tries of a request counted before; None: not told
+    slow_repeated: int | None = None
+
+    def competing(self, count: int, limited: int, repeated: int | None) -> int:
+        """Return how many of `count` compete for capacity: each request once, without what its caller's own
+        limits refused. Which tries were both repeated and limited is not told: the fewest are taken off.
+        """
+        return max(0, count - limited - max(0, (repeated or 0) - limited))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ class Health:
     )
     competing_rate_slow: float | None = None
     limited_rate: float | None = None  # refused by callers' own limits; None where no gateway counts
+    repeated_rate: float | None = None  # tries of requests counted before; None where nobody tells
     rho_limited: float | None = None  # what `limited_rate` would add to rho
     throughput: float | None = None
     arrivals: int | None = None  # counted in the fast window

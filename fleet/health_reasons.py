@@ -25,6 +25,8 @@ def explain(e: Health, longest_wait_s: float, *, parts: tuple[Health, ...] = ())
     lines = [_rho_line(e)]
     if e.limited_rate:
         lines.append(_limited_line(e))
+    if e.repeated_rate:
+        lines.append(f"{e.repeated_rate:.4g} requests/s were further tries: each request counts once")
     if mu is not None:
         lines.append(_mu_line(e, mu))
     if parts and mu is not None:

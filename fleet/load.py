@@ -1,8 +1,9 @@
 """rho and all that follows from demand, capacity and a queue, by one rule for every scope.
 
 Rates are per second, times seconds. Demand is what competes for capacity: requests that their caller's own
-limits refused are counted, shown, and left out of rho. Prevents: one tightly limited tenant that makes an
-idle fleet look overloaded, and two scopes whose rho mean different things.
+limits refused, and further tries of one request, are counted, shown, and left out of rho. Prevents: one
+tightly limited tenant that makes an idle fleet look overloaded, and two scopes whose rho mean different
+things.
 """
 
 from __future__ import annotations
@@ -63,8 +64,13 @@ def with_offered(health: Health, offered: Offered | None) -> Health:
         health,
         arrival_rate=offered.fast_count / offered.fast_s,
         arrival_rate_slow=offered.slow_count / offered.slow_s,
-        competing_rate=max(0, offered.fast_count - offered.fast_limited) / offered.fast_s,
-        competing_rate_slow=max(0, offered.slow_count - offered.slow_limited) / offered.slow_s,
+        competing_rate=offered.competing(offered.fast_count, offered.fast_limited, offered.fast_repeated)
+        / offered.fast_s,
+        competing_rate_slow=offered.competing(
+            offered.slow_count, offered.slow_limited, offered.slow_repeated
+        )
+        / offered.slow_s,
+        repeated_rate=None if offered.fast_repeated is None else offered.fast_repeated / offered.fast_s,
         limited_rate=offered.fast_limited / offered.fast_s,
         waiting=waiting,
     )

@@ -28,10 +28,13 @@ class TierDemand:
     completed: int
     prompt_tokens: int
     output_tokens: int
+    repeated_rate: float = 0.0  # of the arrivals: further tries of one request
 
     @property
     def competing_rate(self) -> float:
-        return max(0.0, self.arrival_rate - self.limited_rate)
+        return max(
+            0.0, self.arrival_rate - self.limited_rate - max(0.0, self.repeated_rate - self.limited_rate)
+        )
 
     @property
     def weight(self) -> float:
