@@ -23,7 +23,7 @@ CROWD_FACTOR = 2.0  # others' wait while the tenant is heavy, against while it i
 MIN_MINUTES = 4
 ATTEMPTS = 1.3
 REFUSED = 0.1
-RATIO_SAME = 0.75
+RATIO_SAME = 0.7
 
 
 def hot_node(facts: Facts, pool: PoolFacts) -> Finding | None:
@@ -242,7 +242,8 @@ def priority_ignored(facts: Facts) -> Finding | None:
     first, last = min(ranks, key=lambda t: ranks[t]), max(ranks, key=lambda t: ranks[t])
     policies = {e.evidence.launch.scheduling_policy for e in facts.engines}
     queueing = [e for e in facts.engines if (e.waiting_share or 0.0) >= 0.15]
-    ahead, behind = _ttft_of(facts, first), _ttft_of(facts, last)
+    rounds = _queued_rounds(queueing)
+    ahead, behind = _ttft_of(facts, first, rounds), _ttft_of(facts, last, rounds)
     urgent_s, patient_s = p(ahead, 0.75), p(behind, 0.75)
     if "priority" in policies or not queueing or ahead is None or behind is None:
         return None
@@ -278,5 +279,14 @@ def priority_ignored(facts: Facts) -> Finding | None:
     )
 
 
-def _ttft_of(facts: Facts, tier: str) -> Histogram | None:
-    return merge([h for f in facts.flows if f.tier == tier and (h := f.ttft) is not None])
+def _queued_rounds(engines: list[EngineFacts]) -> set[float]:
+    """Return when requests waited in most of `engines`: only then can one overtake another."""
+    many: dict[float, int] = {}
+    for timed in (t for e in engines for t in e.windows):
+        many[timed.ended_at_s] = many.get(timed.ended_at_s, 0) + bool(timed.window.waiting)
+    return {at_s for at_s, n in many.items() if n >= len(engines) / 2}
+
+
+def _ttft_of(facts: Facts, tier: str, rounds: set[float]) -> Histogram | None:
+    slices = [s for f in facts.flows if f.tier == tier for s in f.evidence.slices if s.ended_at_s in rounds]
+    return merge([s.ttft for s in slices if s.ttft is not None])
