@@ -142,8 +142,9 @@ class Observer:
         assessment = await asyncio.to_thread(self._assessor.assess, round_, facts)
         flow = await asyncio.to_thread(self._flow.take, round_, assessment)
         estimates, self._estimates = self._estimates, {}
-        quality = self._quality.take(
-            round_, facts, verdicts=assessment.verdicts, dropped=self.writer.dropped
+        dropped, judge = self.writer.dropped, self._quality.take
+        quality = await asyncio.to_thread(
+            judge, round_, facts, verdicts=assessment.verdicts, dropped=dropped
         )
         watched = observe_alerts(assessment)
         watched += alert_signals.from_flow(flow.signals, assessment, round_)

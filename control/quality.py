@@ -74,11 +74,39 @@ class RoundQuality:
 
 @dataclass(slots=True)
 class _Source:
-    """When findings of one source began, so that there cannot be too many."""
+    """What stands about one source, and when its findings began, so that there cannot be too many."""
 
+    scope: str
+    name: str
+    standing: dict[Key, Standing] = field(default_factory=dict[Key, Standing])
     openings: deque[datetime] = field(default_factory=lambda: deque(maxlen=OPENINGS_MAX + 1))
 
-    def may_open(self, at: datetime) -> bool:
+    def update(
+        self, findings: Iterable[Finding], round_: Round, judges: Callable[[Kind], bool]
+    ) -> list[Standing]:
+        """Bring the findings up to date; return those that ended. `judges`: kinds looked at."""
+        at, left_out = round_.at, 0
+        for finding in map(_fit, findings):
+            seen = Standing(self.scope, self.name, finding, at, at)
+            if seen.key not in self.standing and not self._may_open(at):
+                left_out += 1
+            else:
+                self._note(seen)
+        if left_out:
+            said = f"{left_out} findings began in this round beyond {OPENINGS_MAX} an hour"
+            self._note(Standing(self.scope, self.name, Finding(Kind.TOO_MANY, detail=said), at, at))
+        ended: list[Standing] = []
+        for key, standing in list(self.standing.items()):
+            hold_s = _HOLD.get(key[4], HOLD_ROUNDS) * round_.period_s
+            if judges(key[4]) and (at - standing.seen).total_seconds() > hold_s:
+                ended.append(self.standing.pop(key))
+        return ended
+
+    def _note(self, seen: Standing) -> None:
+        before = self.standing.get(seen.key, seen)
+        self.standing[seen.key] = replace(seen, since=before.since)
+
+    def _may_open(self, at: datetime) -> bool:
         while self.openings and self.openings[0] <= at - timedelta(hours=1):
             self.openings.popleft()
         if len(self.openings) >= OPENINGS_MAX:
@@ -91,7 +119,6 @@ class QualityBook:
     """What stands now. Owned by whoever assesses rounds, one call at a time."""
 
     def __init__(self) -> None:
-        self._standing: dict[Key, Standing] = {}
         self._sources: dict[tuple[str, str], _Source] = {}
         self._last_at: datetime | None = None
         self._dropped: float = 0.0
@@ -100,7 +127,10 @@ class QualityBook:
     def refill(self, standing: Iterable[Standing], now: datetime) -> None:
         """Go on with what another process left open: it counts as seen now."""
         for each in standing:
-            self._standing.setdefault(each.key, replace(each, seen=now))
+            self._source(each.scope, each.source).standing.setdefault(each.key, replace(each, seen=now))
+
+    def _source(self, scope: str, name: str) -> _Source:
+        return self._sources.setdefault((scope, name), _Source(scope, name))
 
     def take(
         self, round_: Round, facts: FleetFacts, *, verdicts: Sequence[Verdict] = (), dropped: float = 0.0
@@ -113,10 +143,8 @@ class QualityBook:
         nodes = {node.name for node in facts.nodes}
         gateways = {gateway.name for gateway in facts.gateways}
         known = {NODE: nodes, GATEWAY: gateways, CONTROLLER: {""}}
-        for key, standing in list(self._standing.items()):
-            if standing.source not in known[standing.scope]:
-                ended.append(self._standing.pop(key))
-        self._sources = {k: v for k, v in self._sources.items() if k[1] in known[k[0]]}
+        for key in [key for key in self._sources if key[1] not in known[key[0]]]:
+            ended += self._sources.pop(key).standing.values()
         healths = {verdict.name: verdict.health for verdict in verdicts if verdict.scope == "node"}
         for result in round_.nodes:
             if result.node in nodes:
@@ -128,11 +156,12 @@ class QualityBook:
         bypass = self._bypass(round_, facts)
         own = [*self._own(round_, dropped), *(bypass or ())]
         is_counted = bypass is not None
-        ended += self._update(
-            CONTROLLER, "", own, round_, lambda kind: is_counted or kind is not Kind.GATEWAY_BYPASSED
+        ended += self._source(CONTROLLER, "").update(
+            own, round_, lambda kind: is_counted or kind is not Kind.GATEWAY_BYPASSED
         )
         self._last_at = round_.at
-        return RoundQuality(round_.at, tuple(self._standing.values()), tuple(ended))
+        standing = tuple(each for source in self._sources.values() for each in source.standing.values())
+        return RoundQuality(round_.at, standing, tuple(ended))
 
     def _judge(
         self,
@@ -146,43 +175,9 @@ class QualityBook:
             if isinstance(result, NodeResult) and not (result.samples or result.findings or result.pages):
                 return []  # its source has no newer page: nothing to judge
             found = (*result.findings, *_lost_parts(result), *unknown)
-            return self._update(scope, source, found, round_, lambda _: True)
+            return self._source(scope, source).update(found, round_, lambda _: True)
         no_page = Finding(Kind.NO_PAGE, metric=result.reason.value, detail=no_page_said(result))
-        return self._update(scope, source, [no_page], round_, lambda kind: kind is Kind.NO_PAGE)
-
-    def _update(
-        self,
-        scope: str,
-        source: str,
-        findings: Sequence[Finding],
-        round_: Round,
-        judges: Callable[[Kind], bool],
-    ) -> list[Standing]:
-        """Bring one source's findings up to date; return those that ended. `judges`: kinds looked at."""
-        book, at = self._sources.setdefault((scope, source), _Source()), round_.at
-        left_out = 0
-        for finding in map(_fit, findings):
-            seen = Standing(scope, source, finding, at, at)
-            before = self._standing.get(seen.key)
-            if before is not None:
-                self._standing[seen.key] = replace(seen, since=before.since)
-            elif book.may_open(at):
-                self._standing[seen.key] = seen
-            else:
-                left_out += 1
-        if left_out:
-            said = f"{left_out} findings began in this round beyond {OPENINGS_MAX} an hour"
-            more = Standing(scope, source, Finding(Kind.TOO_MANY, detail=said), at, at)
-            since = self._standing.get(more.key, more).since
-            self._standing[more.key] = replace(more, since=since)
-        ended: list[Standing] = []
-        for key, standing in list(self._standing.items()):
-            if (standing.scope, standing.source) != (scope, source) or not judges(key[4]):
-                continue
-            hold_s = _HOLD.get(key[4], HOLD_ROUNDS) * round_.period_s
-            if (at - standing.seen).total_seconds() > hold_s:
-                ended.append(self._standing.pop(key))
-        return ended
+        return self._source(scope, source).update([no_page], round_, lambda kind: kind is Kind.NO_PAGE)
 
     def _own(self, round_: Round, dropped: float) -> Iterable[Finding]:
         """Return what is wrong with our own rounds."""
