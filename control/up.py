@@ -109,6 +109,7 @@ def environment(dsn: str, folders: Folders, ports: Ports, sign_in: str | None) -
         "RHODECK_CONTROL_PORT": str(ports.control),
         "RHODECK_DASHBOARD_HOST": HOST,
         "RHODECK_DASHBOARD_PORT": str(ports.dashboard),
+        "RHODECK_PUBLIC_URL": ports.dashboard_url,
         "OPENBLAS_NUM_THREADS": "1",  # small fits: more threads only make them slower
     }
     return env if sign_in is None else env | {"RHODECK_SIGN_IN": sign_in}

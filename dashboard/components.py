@@ -48,7 +48,7 @@ def freshness(pulse: Reading[Pulse], now: datetime, *, paused: bool, stale_after
     found = pulse.value
     _badge(
         key="freshness",
-        width=310,
+        width=235,
         data={
             "server_ms": now.timestamp() * 1000,
             "round_ms": found.at.timestamp() * 1000 if found and found.at else None,

@@ -92,9 +92,12 @@ def strip(person: access.Person) -> None:
 
         components.live(beat, chosen.tick_s())
         st.space("stretch")
-        st.markdown(f":small[{who(person.name, person.role, signed_in=person.signed_in)}]", width="content")
-        if person.signed_in:
-            st.button("Sign out", key="sign_out", type="tertiary", on_click=access.sign_out)
+        with st.container(width="content", gap=None):
+            st.markdown(
+                f":small[{who(person.name, person.role, signed_in=person.signed_in)}]", width="content"
+            )
+            if person.signed_in:
+                st.button("Sign out", key="sign_out", type="tertiary", on_click=access.sign_out)
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ BADGE_HTML = '<span class="rk-badge"></span><span class="rk-said" role="status" 
 BADGE_CSS = """
 .rk-badge { display: inline-block; padding: 0.15rem 0.6rem; border-radius: 0.4rem; font-size: 0.85rem;
   font-weight: 600; border: 1px solid currentColor;
-  white-space: nowrap; font-variant-numeric: tabular-nums; }
+  font-variant-numeric: tabular-nums; }
 .rk-stale { color: #fff; background: #B4460A; border-color: #B4460A; }
 .rk-fresh { color: var(--st-green-text-color, #0B6E4F); }
 .rk-paused { color: var(--st-gray-text-color, #5B6672); }

@@ -313,3 +313,17 @@ def chosen(book: AlertBook, number: str) -> AlertEntry | None:
     """Return the alert an address names; None if it is not of the last week."""
     listed = [*book.unresolved, *book.resolved]
     return next((entry for entry in listed if str(entry.id) == number), None)
+
+
+def over_text(entries: Sequence[AlertEntry]) -> str:
+    """Return what the list of resolved alerts covers."""
+    return (
+        "Resolved in the last seven days." if entries else "No alert was resolved in the last seven days."
+    )
+
+
+def notices_text(book: AlertBook) -> str:
+    """Return what is to be said below webhooks and notices."""
+    webhooks = "" if book.webhooks else "No webhook is registered: nobody is told but whoever looks here. "
+    notices = "" if book.notices else "Nobody was told anything yet. "
+    return f"{webhooks}{notices}A notice is about one rule, scope and pool; the newest 100 are shown."

@@ -37,13 +37,19 @@ def live() -> None:
     elif entry is not None:
         alert_actions.row(vm.row(entry, at, chosen.zone), is_linked=True)
     if show == "Over":
-        components.table(vm.over_rows(book.resolved, at, chosen.zone), tables.OVER, key="over")
-        st.caption("Resolved in the last seven days.")
+        if book.resolved:
+            components.table(vm.over_rows(book.resolved, at, chosen.zone), tables.OVER, key="over")
+        st.caption(vm.over_text(book.resolved))
     elif show == "Rules":
         components.table(vm.rule_rows(book.rules), tables.RULES, key="rules")
     elif show == "Notices":
-        components.table(vm.webhook_rows(book.webhooks, at, chosen.zone), tables.WEBHOOKS, key="webhooks")
-        components.table(vm.notice_rows(book.notices, at, chosen.zone), tables.NOTICES, key="notices")
+        if book.webhooks:
+            components.table(
+                vm.webhook_rows(book.webhooks, at, chosen.zone), tables.WEBHOOKS, key="webhooks"
+            )
+        if book.notices:
+            components.table(vm.notice_rows(book.notices, at, chosen.zone), tables.NOTICES, key="notices")
+        st.caption(vm.notices_text(book))
     else:
         for heading, entries in vm.by_state(book).items():
             others = [e for e in entries if e is not entry]
