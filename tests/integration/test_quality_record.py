@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from control.api import ApiDeps, build_app
 from control.cli import rhodeck
 from control.fetch import open_session
 from control.fleet_facts import FleetFacts, Node
@@ -18,8 +21,10 @@ from control.own_metrics import ControlMetrics
 from control.quality import QualityBook
 from control.quality_store import apply, open_standing, trim
 from control.queries_quality import findings
+from control.roles import Actor, Role
 from control.scrape import Scraper
 from control.tables import QualityFindingRow
+from control.tokens import Scope, create_api_token
 from fleet.clock import ManualClock
 from tests.postgres_server import FreshDatabase
 from tests.small_node import SmallNode, page, small_nodes
@@ -172,3 +177,31 @@ def test_the_command_prints_what_stands(
     assert json.loads(CliRunner().invoke(rhodeck, ["quality", "--json", "--source", "x"]).output) == {
         "findings": []
     }
+
+
+def test_the_api_answers_with_what_stands_and_what_ended(
+    database: FreshDatabase, session: Session, clock: ManualClock
+):
+    with session.begin():
+        session.add(row(clock, "node-7", "fault", ago_s=900))
+        session.add(row(clock, "node-8", "fault", ago_s=9_000, ended_s=7_200))
+        admin, scopes = Actor("ana", Role.ADMIN, "cli"), [Scope.STATUS_READ]
+        made = create_api_token(session, name="reader", scopes=scopes, days=1, actor=admin, now=clock.now())
+    transport = httpx.ASGITransport(build_app(ApiDeps(database.engine, clock, ZoneInfo("UTC"))))
+    headers = {"Authorization": f"Bearer {made.secret}"}
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as client:
+
+            async def sources(query: str) -> list[str]:
+                answer = await client.get(f"/api/v1/quality{query}")
+                assert answer.status_code == 200, answer.text
+                return [each["source"] for each in answer.json()["findings"]]
+
+            assert await sources("") == ["node-7", "node-8"]
+            assert await sources("?hours=1") == ["node-7"]
+            assert await sources("?hours=24&source=node-8") == ["node-8"]
+            for bad in ("-1", "721", "1.5", "x", "%d9%a1"):
+                assert (await client.get(f"/api/v1/quality?hours={bad}")).status_code == 422
+
+    asyncio.run(run())
