@@ -168,7 +168,8 @@ def _sentence(todo: Plan, found: int) -> str:
     if todo.problem:
         return todo.problem
     gone = len(todo.missing) + len(todo.remove)
-    return f"{found} nodes: {len(todo.add)} new, {len(todo.move)} moved, {gone} of before named no more"
+    nodes = "1 node" if found == 1 else f"{found} nodes"
+    return f"{nodes}: {len(todo.add)} new, {len(todo.move)} moved, {gone} of before named no more"
 
 
 def _as_json(wanted: tuple[Wanted, ...], todo: Plan, remarks: tuple[str, ...]) -> dict[str, Any]:

@@ -28,7 +28,11 @@ def hardware_panel(name: str, span_s: int, at: datetime, zone: Zone) -> None:
         components.verdict("act", "  \n".join(words.with_code(line) for line in wrong))
     if gpus:
         components.table(vm.rows(gpus, at, zone), tables_nodes.GPUS, key="gpus")
-    for number, figure in enumerate(vm.figures(gpus, found.value.history, zone)):
-        components.plot(figure, key=f"node_gpu_{number}")
+    figures = vm.figures(gpus, found.value.history, zone)
+    if figures:
+        places = components.places(len(figures), min_px=380)
+        for number, (place, figure) in enumerate(zip(places, figures, strict=True)):
+            with place:
+                components.plot(figure, key=f"node_gpu_{number}")
     st.subheader("Pages it is read from")
     components.table(page_rows(found.value.pages, at, zone), tables_nodes.PAGES, key="pages")

@@ -133,12 +133,25 @@ def source_actions(sources: Sequence[SourceView]) -> None:
                 lambda: actions_nodes.set_source_state(name, paused=not is_paused),
                 f"Source {name}: recorded.",
             )
-        keep = st.checkbox("Keep its nodes", value=True, key="source_keep", disabled=off)
         if st.button("Remove source", key="source_remove", disabled=off, help=why_not):
-            _do(
-                lambda: actions_nodes.remove_source(name, with_nodes=not keep),
-                f"Source {name} is removed; its nodes {'stay' if keep else 'are removed too'}.",
-            )
+            confirm_removal(name, chosen.nodes)
+
+
+@st.dialog("Remove a source")
+def confirm_removal(name: str, nodes: int) -> None:
+    """Ask what becomes of its nodes, then remove a source."""
+    removal_body(name, nodes)
+
+
+def removal_body(name: str, nodes: int) -> None:
+    """The dialog's content."""
+    st.markdown(f"**{words.plain(name)}** is asked no more. It has {words.plural(nodes, 'node')}.")
+    keep = st.checkbox("Keep its nodes, as if added by hand", value=True, key="source_keep")
+    if st.button("Remove source", key="source_confirm", type="primary"):
+        _do(
+            lambda: actions_nodes.remove_source(name, with_nodes=not keep),
+            f"Source {name} is removed; its nodes {'stay' if keep else 'are removed too'}.",
+        )
 
 
 def _do(act: Any, said: str) -> None:

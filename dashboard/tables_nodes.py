@@ -36,7 +36,7 @@ PAGES: dict[str, Any] = {
     "page": column.TextColumn("Page"),
     "of": column.TextColumn("Of"),
     "dialect": column.TextColumn("Dialect"),
-    "state": column.TextColumn("State", width="medium"),
+    "state": column.TextColumn("State", width="large"),
     "seen": column.TextColumn("Last read"),
     "from": column.TextColumn("From"),
     "not exported": column.TextColumn(

@@ -116,8 +116,9 @@ def _figure(
         for place, row in zip(places, values, strict=True):
             value = row[gpu.slot] if gpu.slot < len(row) else None
             line[place] = None if value is None else value * factor
-        colour = theme.SERIES[number % len(theme.SERIES)]
-        lines.append(Line(f"GPU {gpu.label or gpu.uuid[:8]}", line, colour))
+        again, colour = divmod(number, len(theme.SERIES))
+        dash = ("solid", "dot", "dash")[again % 3]
+        lines.append(Line(f"GPU {gpu.label or gpu.uuid[:8]}", line, theme.SERIES[colour], dash))
     last = [line.values[-1] for line in lines if line.values[-1] is not None]
     newest = f", newest {min(last):.0f} to {max(last):.0f} {unit}" if last else ""
     said = f"{title}: {len(lines)} GPUs{newest}"

@@ -96,6 +96,18 @@ def source_rows(sources: Sequence[SourceView], now: datetime, zone: Zone) -> dic
     }
 
 
+def source_lines(sources: Sequence[SourceView]) -> list[str]:
+    """Return what is wrong at each source, in whole sentences: the table's column is narrow."""
+    said: list[str] = []
+    for source in sources:
+        if is_failing(source):
+            said.append(
+                f"{source.name} fails: {source.problem}. Its {words.plural(source.nodes, 'node')} stay."
+            )
+        said += [f"{source.name} left out {remark}." for remark in source.remarks]
+    return said
+
+
 def _state(source: SourceView) -> str:
     if source.state == "paused":
         return f"{SIGNS['plain']} paused"

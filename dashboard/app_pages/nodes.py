@@ -28,6 +28,7 @@ def live() -> None:
     if registry.sources:
         rows = vm.source_rows(registry.sources, at, chosen.zone)
         components.table(rows, tables_nodes.SOURCES, key="sources")
+        components.lines(vm.source_lines(registry.sources))
     else:
         st.markdown("No source is registered: nodes come and go by hand only.")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from streamlit.testing.v1 import AppTest
 
 from control import commands_discovery
 from control.database import session_scope
@@ -101,6 +102,14 @@ def with_gpus(database: FreshDatabase) -> None:
             )
 
 
+def removal_script() -> None:
+    from dashboard import access, node_forms, state
+
+    state.show_flash()
+    access.look_up(is_active=True)
+    node_forms.removal_body("sd", 0)
+
+
 @pytest.mark.parametrize("state", ["full", "empty", "stale", "failing"])
 def test_the_page_shows_no_exception_in_any_state(state: str, request: pytest.FixtureRequest) -> None:
     at = request.getfixturevalue(state)("nodes")
@@ -131,6 +140,7 @@ def test_a_failing_source_is_no_green_page(full: Show, dashboard_on: FreshDataba
     assert "Discovery fails at sd" in text(at)
     assert "its nodes stay as they are" in text(at)
     assert column(at, "problem") == ["the file /n.json cannot be read"]
+    assert "sd fails: the file /n.json cannot be read" in text(at).replace("\\", "")
 
 
 def test_a_node_is_added_and_removed_by_its_forms(
@@ -165,8 +175,9 @@ def test_a_source_is_added_paused_and_removed(
     next(b for b in at.button if b.label == "Add source").click().run()
     assert "Source sd is added" in text(at)
     at.button(key="source_pause").click().run()
-    at.button(key="source_remove").click().run()
-    assert "Source sd is removed" in text(at)
+    ask = AppTest.from_function(removal_script, default_timeout=120).run()
+    ask.button(key="source_confirm").click().run()
+    assert "Source sd is removed" in text(ask)
     with session_scope(dashboard_on.engine) as session:
         actions = session.scalars(
             select(AuditRow.action).where(AuditRow.via == "page").order_by(AuditRow.id)
