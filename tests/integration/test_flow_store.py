@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from control import lease
 from control.flow_book import FlowBook, FlowRound
 from control.flow_store import (
     SloCount,
@@ -18,13 +19,17 @@ from control.flow_store import (
     stored_minutes,
     write_flow,
 )
+from control.own_metrics import ControlMetrics
 from control.partitions import make_partitions
 from control.queries_flow import utilization_curves
-from control.tables import FlowMinuteRow, HealthRow, PolicyRevisionRow, RoundRow
+from control.round_writer import Recorded, RoundWriter
+from control.tables import FlowMinuteRow, HealthRow, PolicyRevisionRow, RoundRow, SampleRow
 from fleet.equilibrium import Balance
 from fleet.policy import default_policy
 from fleet.slo_windows import GoodCount
 from tests.pages.flow_rows import MINUTES, add_flow
+from tests.postgres_server import FreshDatabase
+from tests.unit.control.test_flow_book import T0, World, quiet
 
 pytestmark = pytest.mark.postgres
 
@@ -112,3 +117,29 @@ def test_the_utilization_curve_is_of_known_rounds_only(session: Session):
     assert curve.coverage == pytest.approx(0.9)
     assert curve.is_mostly_idle is True
     assert Balance.UNSTABLE.value == "unstable"
+
+
+def test_flow_is_written_with_its_round_also_when_that_waited(database: FreshDatabase, session: Session):
+    """Through the buffer and the writer, as the controller does: 13 rounds end two minutes."""
+    with session.begin():
+        make_partitions(session, LAST)
+        held = lease.take(session, role="controller", owner="me", ttl_s=600)
+    assert held is not None
+    writer, world = RoundWriter(database.engine, ControlMetrics()), World()
+    for number in range(1, 14):
+        done = quiet(world, number, {})
+        assessment = world.assessor.assess(done, world.facts)
+        flow = world.book.take(done, assessment)
+        writer.offer(Recorded(done, assessment, (), flow=flow))
+    writer.flush(held.epoch)
+    with session.begin():
+        states = flow_now(session)
+        assert [(s.scope, s.name, s.balance) for s in states] == [
+            ("fleet", "", "equilibrium"),
+            ("pool", "p", "equilibrium"),
+        ]
+        # 3 nodes x 4 req/s x 60 s
+        points = flow_timeline(session, "pool", "p", T0, T0 + DAY)
+        assert [p.arrivals for p in points] == [720, 720]
+        stored = session.execute(select(SampleRow.decode_count, SampleRow.decode_sum_s)).first()
+        assert stored == (40, 140.0)
