@@ -19,7 +19,6 @@ from dashboard.viewmodels import FLEET_PAGE, NODE_PAGE, ROLLOUT_PAGE, SIGNS, SPE
 from dashboard.words import Tone
 from fleet.alert_rules import RULES, YES_NO, AlertRule
 
-VIEWS = ["Now", "Over", "Rules", "Notices"]
 FLOW_PAGE = "app_pages/flow.py"
 #: Alerts of one group that are shown as one line.
 FOLDED_FROM = 3

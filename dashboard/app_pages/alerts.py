@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import alert_actions, components, data, data_alerts, state
-from dashboard import tables_alerts as tables
+from dashboard import alert_actions, alert_views, components, data, data_alerts, state
 from dashboard import viewmodels_alerts as vm
 
 st.title("Alerts")
@@ -14,7 +13,7 @@ alert_actions.asked_runbook()
 linked = str(st.query_params.get("alert", ""))
 show = st.segmented_control(
     "Show",
-    vm.VIEWS,
+    list(alert_views.VIEWS),
     key="show",
     default="Now",
     required=True,
@@ -36,29 +35,7 @@ def live() -> None:
         st.info(f"Alert {linked[:20]} is not open and not of the last week.")
     elif entry is not None:
         alert_actions.row(vm.row(entry, at, chosen.zone), is_linked=True)
-    if show == "Over":
-        if book.resolved:
-            components.table(vm.over_rows(book.resolved, at, chosen.zone), tables.OVER, key="over")
-        st.caption(vm.over_text(book.resolved))
-    elif show == "Rules":
-        components.table(vm.rule_rows(book.rules), tables.RULES, key="rules")
-    elif show == "Notices":
-        if book.webhooks:
-            components.table(
-                vm.webhook_rows(book.webhooks, at, chosen.zone), tables.WEBHOOKS, key="webhooks"
-            )
-        if book.notices:
-            components.table(vm.notice_rows(book.notices, at, chosen.zone), tables.NOTICES, key="notices")
-        st.caption(vm.notices_text(book))
-    else:
-        for heading, entries in vm.by_state(book).items():
-            others = [e for e in entries if e is not entry]
-            if others or heading == "Open":
-                st.subheader(heading)
-            if heading == "Open" and not entries:
-                st.markdown("Nothing is open.")
-            for together in vm.grouped(others):
-                alert_actions.group(together, at, chosen.zone)
+    alert_views.VIEWS[show](book, entry, at, chosen.zone)
 
 
 components.live(live, chosen.tick_s())
