@@ -128,26 +128,29 @@ def fill_month(engine: Engine, nodes: int) -> None:
         session.execute(text("SET LOCAL statement_timeout = 0"))
         for table in ("health_hour", "engine_hour", "gateway_hour"):
             make_partition(session, table, since, START)
-        for scope, name, last in (
-            ("node", "'node-' || lpad(n::text, 4, '0')", nodes - 1),
-            ("fleet", "''", 0),
+        histograms = ("ttft", "itl", "queue_wait", "e2e")
+        columns = ", ".join(f"{prefix}_edges, {prefix}_counts" for prefix in histograms)
+        counts = ", ".join(f"1, {COUNTS}" for _ in histograms)
+        node = "'node-' || lpad(n::text, 4, '0')"
+        for scope, engine_scope, name, last in (
+            ("node", "engine", node, nodes - 1),
+            ("fleet", "fleet", "''", 0),
         ):
+            every = f"FROM {series}, generate_series(0, {last}) AS n"
             session.execute(
                 text(
                     "INSERT INTO health_hour (scope, name, at, last_at, rounds, partial, saturated, "
                     f"waiting_max, kv_used_ratio_max, {gauges}) "
-                    f"SELECT '{scope}', {name}, at, at, 360, 0, 0, 9 * random(), random(), {numbers} FROM {series}, generate_series(0, {last}) AS n"
+                    f"SELECT '{scope}', {name}, at, at, 360, 0, 0, 9 * random(), random(), {numbers} "
+                    f"{every}"
                 ),
                 span,
             )
-            engine_scope = "engine" if scope == "node" else scope
             session.execute(
                 text(
                     "INSERT INTO engine_hour (scope, name, engine, at, last_at, rounds, covered_s, "
-                    "completed, generation_tokens, ttft_edges, ttft_counts, itl_edges, itl_counts, queue_wait_edges, "
-                    "queue_wait_counts, e2e_edges, e2e_counts) "
-                    f"SELECT '{engine_scope}', {name}, '', at, at, 360, 3600, 7200, 99999, 1, {COUNTS}, 1, "
-                    f"{COUNTS}, 1, {COUNTS}, 1, {COUNTS} FROM {series}, generate_series(0, {last}) AS n"
+                    f"completed, generation_tokens, {columns}) "
+                    f"SELECT '{engine_scope}', {name}, '', at, at, 360, 3600, 7200, 99999, {counts} {every}"
                 ),
                 span,
             )
