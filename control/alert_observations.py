@@ -107,7 +107,8 @@ def _saturation(verdict: Verdict, pool: str | None) -> Observation:
 
 
 def _silent(state: NodeState) -> Observation:
-    has_sample = state.reason is None and state.age_s == 0.0
+    # a source that scrapes less often than we run rounds has no news in some of them
+    has_sample = state.reason is None and state.freshness is Freshness.FRESH
     why = state.reason or "not asked"
     return Observation(
         NODE_SILENT,

@@ -77,6 +77,8 @@ def node_line(row: NodeRowView) -> str:
     parts = [row.name, row.pool, row.base_url, row.price_class, row.state, row.freshness.value, age, rho]
     if row.last_failure_reason is not None and row.freshness.value != "fresh":
         parts.append(row.last_failure_reason)
+    if row.source != "direct":
+        parts.append(f"read from {row.source}")
     return "  ".join([*parts, *row.flags])
 
 

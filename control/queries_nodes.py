@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from control.freshness import Freshness, age_s, freshness, silent_after_s
 from control.queries_fleet import HealthView, node_health, scrape_period_s
+from control.queries_promsource import node_sources
 from control.tables import CapacityEstimateRow, NodeRow, SampleRow, ScrapeFailureRow
 from fleet.errors import NotFound
 
@@ -59,6 +60,7 @@ class NodeRowView:
     last_failure_at: datetime | None
     last_failure_reason: str | None
     last_failure_detail: str | None
+    source: str = "direct"  # "prometheus:NAME" where samples are read from a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ def _rows(session: Session, nodes: Sequence[NodeRow], now: datetime) -> list[Nod
     samples = _newest_samples(session, names, now, period_s)
     failures = _newest_failures(session, names, now)
     verdicts = {view.name: view for view in node_health(session, now)}
-    return [
+    read_from = node_sources(session)
+    rows = [
         _row(
             node,
             samples.get(node.name, []),
@@ -141,6 +144,10 @@ def _rows(session: Session, nodes: Sequence[NodeRow], now: datetime) -> list[Nod
             period_s,
         )
         for node in nodes
+    ]
+    return [
+        replace(row, source=f"prometheus:{read_from[row.name].source}") if row.name in read_from else row
+        for row in rows
     ]
 
 

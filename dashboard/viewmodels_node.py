@@ -272,8 +272,9 @@ def _fit(curve: dict[str, Any], to: float) -> tuple[list[float], list[float]]:
 
 
 def place(detail: NodeDetail) -> str:
-    """Return where the node stands: pool, price class, models, address."""
+    """Return where the node stands: pool, price class, models, address, and who scrapes it if we do not."""
     row = detail.row
     models = ", ".join(row.models) or "model not known"
     said = words.plain(f"pool {row.pool}; {row.price_class.replace('_', ' ')}; {models}; ")
-    return f"{said} `{row.base_url.replace('`', '')}`"
+    read = "" if row.source == "direct" else words.plain(f", read from {row.source}")
+    return f"{said} `{row.base_url.replace('`', '')}`{read}"
