@@ -23,7 +23,7 @@ from fleet.capacity_limits import (
     limit_rates,
     occupancy_at,
 )
-from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve
+from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve, recent_ratio
 from fleet.saturation import (
     BATCH_MAX,
     LARGEST_DEFAULT_SEQS,
@@ -115,7 +115,7 @@ class CapacityEstimate:
     windows: int = 0
     fitted_at_s: float | None = None
     peak_seen_tokens_per_s: float | None = None  # lower bound: q95 of 60 s throughput
-    drift: float | None = None  # plateau / curve - 1, when beyond 15 %
+    drift: float | None = None  # what is seen now / what the curve says - 1, when beyond 15 %
     advised_batch: float | None = None  # fewer sequences would finish over 3 % more
     plateau: Plateau | None = None  # the last capacity seen, whether or not it became mu
     flags: tuple[str, ...] = ()
@@ -222,8 +222,25 @@ def estimate_capacity(
         fit = fit_curve(batch, latency)
         curves = bootstrap_curves(batch, latency, fit, draws, rng)
         reach = (float(batch.min()), reached)
-        fitted = _read_curve(base, fit, curves, reach, slots, limits, mix)
+        fitted = _moved(
+            _read_curve(base, fit, curves, reach, slots, limits, mix),
+            recent_ratio(fit.curve, batch, latency),
+        )
     return _choose(base, fitted, seen)
+
+
+def _moved(fitted: _Fitted, ratio: float) -> _Fitted:
+    """Return `fitted` widened to where the newest windows say that step times are, if over 15 % off.
+
+    `ratio` is their step time over the curve's. The interval then reaches to what they allow, and the drift
+    is named: throttling, a noisy neighbour, a new kernel.
+    """
+    if 1 / (1 + DRIFT) <= ratio <= 1 + DRIFT:
+        return fitted
+    e, band = fitted.estimate, fitted.band
+    low, high = min(1.0, 1 / ratio), max(1.0, 1 / ratio)
+    described = replace(e, drift=1 / ratio - 1, flags=(*e.flags, "step_time_moved", "capacity_model_drift"))
+    return replace(fitted, estimate=described, band=_Band(band.mid, band.low * low, band.high * high))
 
 
 def _read_curve(
@@ -291,11 +308,9 @@ def _choose(base: CapacityEstimate, fitted: _Fitted | None, seen: Plateau | None
     described, band = (fitted.estimate, fitted.band) if fitted else (base, None)
     if seen is not None:
         drift = seen.tokens_per_s / fitted.full_tokens_per_s - 1 if fitted else 0.0
-        described = replace(
-            described,
-            drift=drift if abs(drift) > DRIFT else None,
-            flags=described.flags + (("capacity_model_drift",) if abs(drift) > DRIFT else ()),
-        )
+        if abs(drift) > DRIFT:
+            named = dict.fromkeys((*described.flags, "capacity_model_drift"))
+            described = replace(described, drift=drift, flags=tuple(named))
     if seen is not None and described.binding != OBJECTIVE:
         half = 1.96 * seen.relative_error
         rate = seen.tokens_per_s

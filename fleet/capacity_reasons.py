@@ -47,7 +47,7 @@ def explain_capacity(e: CapacityEstimate, now_s: float) -> tuple[str, ...]:
         lines.append(f"most seen in a minute: >= {e.peak_seen_tokens_per_s:.4g} tokens/s, a lower bound")
     if e.drift is not None:
         lines.append(
-            f"capacity model drift: what a full engine did is {e.drift:+.0%} off the curve; the seen counts"
+            f"capacity model drift: what the engine does now is {e.drift:+.0%} off the curve of all windows"
         )
     if e.advised_batch is not None and curve is not None and batch is not None:
         lines.append(_advice_line(e.advised_batch, curve, batch))

@@ -23,6 +23,7 @@ KNOT_RANGE = (0.15, 0.85)
 MIN_SIDE = 10  # windows on each side of a knee
 BLOCK = 12  # windows a bootstrap block: neighbours share their traffic
 BIN_COUNT = 8
+RECENT, RECENT_LEAST = 60, 12  # windows that speak for now
 WEIGHT_CAP = 10.0
 _ITERATIONS = 30
 _TINY_S = 1e-7  # floor of the intercept: a step never takes no time
@@ -171,6 +172,19 @@ def fit_curve(batch: Vector, latency: Vector) -> Fit:
             gain = n * math.log(base_loss / max(loss, 1e-300)) - 2 * math.log(n)
             best, best_loss = Fit(curve, weights * start, gain), loss
     return best if best.improvement > 6 else straight
+
+
+def recent_ratio(curve: StepCurve, batch: Vector, latency: Vector) -> float:
+    """Return by how much the newest windows' step times differ from the curve's, at their own batches.
+
+    The median over the last hour's sixth (60 windows of 10 s, at least 12); 1 where there are fewer. A day
+    of windows keeps the curve where it was while an engine that is throttled runs slower already.
+    """
+    if len(batch) < 2 * RECENT_LEAST:
+        return 1.0
+    count = min(RECENT, len(batch) // 2)
+    expected = [curve.step_time_s(float(b)) for b in batch[-count:]]
+    return float(np.median(latency[-count:] / np.asarray(expected)))
 
 
 def block_counts(n: int, draws: int, rng: np.random.Generator) -> Vector:

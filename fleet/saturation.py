@@ -17,6 +17,7 @@ from fleet.curve_fit import Vector
 
 MIN_WINDOWS = 12
 MIN_COMPLETIONS = 20
+RECENT_SATURATED = 90  # windows, a quarter of an hour: what a full engine does now, not on average
 MINUTE_COVERED_S = 45.0  # what must be covered of a minute to speak for it
 OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
 OUTPUT_CV_BAND = (0.4, 1.3)  # what it may be where nobody measured the KV that a sequence holds
@@ -218,8 +219,11 @@ def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
 
 
 def plateau(points: Sequence[Point], slots: float) -> Plateau | None:
-    """Return the capacity seen in saturated minutes, or None when there were fewer than six."""
-    full = saturated_points(points, slots)
+    """Return the capacity seen in the latest saturated minutes, or None when there were fewer than six.
+
+    An engine that is throttled, or runs a new kernel, is full at another rate than it was yesterday.
+    """
+    full = saturated_points(points, slots)[-RECENT_SATURATED:]
     if len(full) < 6:
         return None
     rates = np.asarray([p.decode_events / p.length_s for p in full], np.float64)

@@ -453,6 +453,24 @@ def test_a_plateau_that_contradicts_the_curve_wins_and_raises_drift():
     assert "capacity_model_drift" in found.flags
 
 
+def test_an_engine_that_slows_down_is_noticed_before_the_curve_follows():
+    # 12 hours at tau = 12 ms + 0.12 ms b, then ten minutes in which every step takes 1.4 times as long
+    rng = np.random.default_rng(6)
+    b = 30 + 25 * np.sin(np.arange(4320) / 60) + rng.normal(0, 0.5, 4320)
+    tau = (0.012 + 1.2e-4 * b) * np.where(np.arange(4320) >= 4260, 1.4, 1.0)
+    points = [
+        Point(10.0 * i, 10, float(x), float(y), float(x / y * 10), completed=10)
+        for i, (x, y) in enumerate(zip(b, tau, strict=True))
+    ]
+    before = estimate_capacity(points[:4260], EngineLimits(64), np.random.default_rng(1), draws=20)
+    found = estimate_capacity(points, EngineLimits(64), np.random.default_rng(1), draws=20)
+    assert before.drift is None
+    assert found.drift == pytest.approx(1 / 1.4 - 1, abs=0.02)
+    assert "step_time_moved" in found.flags
+    # the interval reaches down to what the slowed engine can do
+    assert found.low_tokens_per_s <= 64 / (1.4 * (0.012 + 1.2e-4 * 64)) <= found.high_tokens_per_s
+
+
 def test_output_length_is_not_biased_by_requests_still_running():
     # from empty to 100 running: they decoded 0.82 x 300 steps each that no completion accounts for
     decoded = 300.0 * 200 + 100 * 0.82 * 300
