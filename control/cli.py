@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("control.cli_up:up", "Run Postgres, controller, API, gateways and dashboard on this machine."),
     "status": ("control.cli_status:status", "Say whether the fleet is healthy; exit code 0, 1 or 2."),
     "why": ("control.cli_why:why", "Say why a rho reads as it does, each formula with its values."),
+    "flow": ("control.cli_flow:flow", "Say whether queues are in balance; exit code 0, 1 or 2."),
     "quality": ("control.cli_quality:quality", "List what is wrong with the data, since when."),
     "diagnose": ("control.cli_diagnose:diagnose", "Capacity or scheduling? Name causes and knobs."),
     "control": ("control.cli_control:control", "Run the controller: scrape, assess, reconcile, ledger."),
