@@ -26,7 +26,7 @@ DAYS_AHEAD = 3
 #: Key of the advisory lock that lets one process change partitions at a time. Any constant of our own.
 PARTITION_LOCK = 7_266_473_003
 #: Plain tables as old as the minutes, each by its `at`.
-TRIMMED = ("scrape_failure", "round", "sign_in_failure", "gpu_sample")
+TRIMMED = ("scrape_failure", "round", "sign_in_failure", "gpu_sample", "alert_notice")
 TRIM_BATCH = 20_000
 _NAME = re.compile(r"_(\d{4})(\d{2})(\d{2})$")
 _ABOVE = {Level.RAW: Level.MINUTE, Level.MINUTE: Level.HOUR}
