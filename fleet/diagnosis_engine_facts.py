@@ -137,9 +137,16 @@ class EngineFacts:
     def preemptions(self) -> int | None:
         return self.total(lambda w: w.preemptions)
 
+    @cached_property
+    def _merged(self) -> dict[str, Histogram | None]:
+        return {}
+
     def histogram(self, name: str) -> Histogram | None:
         """Return the merged increments of one histogram, None when it was not exported."""
-        return merge([t.window.histograms[name] for t in self.windows if name in t.window.histograms])
+        if name not in self._merged:
+            parts = [t.window.histograms[name] for t in self.windows if name in t.window.histograms]
+            self._merged[name] = merge(parts)
+        return self._merged[name]
 
     def summed(self, name: str) -> tuple[int, float] | None:
         """Return (observations, their sum) of a histogram whose buckets do not matter, None if not "

@@ -86,8 +86,15 @@ class PoolFacts:
         """Prompt lengths of finished requests."""
         return self.histogram("prompt_tokens")
 
+    @cached_property
+    def _merged(self) -> dict[str, Histogram | None]:
+        return {}
+
     def histogram(self, name: str) -> Histogram | None:
-        return merge([h for e in self.engines if (h := e.histogram(name)) is not None])
+        """Return one histogram of all engines together, None when none exports it."""
+        if name not in self._merged:
+            self._merged[name] = merge([h for e in self.engines if (h := e.histogram(name)) is not None])
+        return self._merged[name]
 
     def share(self, states: Iterable[bool]) -> float:
         """Return the share of engines of which something holds."""

@@ -45,7 +45,7 @@ def capped_front(seed: int = 1, *, nodes: int = 12) -> Incident:
 
 
 def capped_engines(seed: int = 1) -> Incident:
-    """The same 12 nodes with the cap of 64 inside each engine, on hardware that would carry far more."""
+    """Six nodes with the cap of 64 inside each engine, on hardware that would carry far more."""
     prompt, output = Lengths(400, 0.5, tall_share=0.06, tall_mean=12_000), Lengths(260, 0.6)
     profile = replace(
         _ROOMY, alpha_s=0.030, beta_s=0.00008, beta_past_knee_s=0.00010, gamma_s=3e-6,
@@ -54,9 +54,9 @@ def capped_engines(seed: int = 1) -> Incident:
     return Incident(
         "capped_engines",
         frozenset({Cause.CONCURRENCY_CAP, Cause.HEAD_OF_LINE}),
-        12,
+        6,
         profile,
-        even(4, 1.02 * fleet_rate(profile, 12, prompt, output), prompt, output),
+        even(4, 1.02 * fleet_rate(profile, 6, prompt, output), prompt, output),
         order=None,
         seed=seed,
         length_s=LENGTH_S,
