@@ -66,7 +66,14 @@ class FleetFacts:
         return [
             Target(node.name, node.metrics_url, node.pool, pages=node.pages)
             if not node.source
-            else Target(node.name, f"{node.source}:{node.instance}", node.pool, node.source, node.instance)
+            else Target(
+                node.name,
+                f"{node.source}:{node.instance}",
+                node.pool,
+                node.source,
+                node.instance,
+                pages=node.pages,
+            )
             for node in self.nodes
         ]
 

@@ -191,8 +191,19 @@ class Scraper:
         if not targets:
             return []
         wanted = [Wanted(target.name, target.source, target.instance) for target in targets]
-        found = await self.sources.read(wanted, period_s=self.period_s, deadline_s=self._deadline_s)
-        results = [self._accept_sourced(target, found[target.name]) for target in targets]
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(
+                self.sources.read(wanted, period_s=self.period_s, deadline_s=self._deadline_s)
+            )
+            further = [
+                [tasks.create_task(self._further_page(target, page)) for page in target.pages]
+                for target in targets
+            ]
+        found = reading.result()
+        results: list[NodeResult] = []
+        for target, parts in zip(targets, further, strict=True):
+            result = self._accept_sourced(target, found[target.name])
+            results.append(joined(target, result, [part.result() for part in parts]) if parts else result)
         for result in results:
             self._metrics.scrapes.labels(result="ok" if result.reason is None else result.reason).inc()
         return results
@@ -200,12 +211,12 @@ class Scraper:
     def _accept_sourced(self, target: Target, found: Found) -> NodeResult:
         """Take a page by the time its source scraped it. One taken before is no news, and no failure."""
         if isinstance(found, FetchFailed):
-            return NodeResult(target.name, target.pool, None, (), found.reason, found.detail)
+            return _lost(target, found.reason, found.detail)
         age_s = self._clock.now().timestamp() - found.at_s
         limit_s = stale_after_s(max(self.period_s, found.interval_s or 0.0)) + self.sources.settle_s
         if age_s > limit_s:
             detail = f"the newest page at {target.source} is {age_s:.0f} s old"
-            return NodeResult(target.name, target.pool, None, (), Reason.NOT_IN_SOURCE, detail)
+            return _lost(target, Reason.NOT_IN_SOURCE, detail)
         if self._book.asked_s(target.name) == found.at_s:
             return NodeResult(target.name, target.pool, None)
         fetched = FetchedPage(b"", 200, None, found.at_s, 0.0)
@@ -272,3 +283,9 @@ class Scraper:
         found = bounded([*remark_findings(page.dropped), *self._manners(fetched)])
         flows = tuple(gateway_window(before, page, seconds))
         return GatewayResult(target.name, flows, findings=found, oldest_wait_s=page.oldest_wait_s)
+
+
+def _lost(target: Target, reason: Reason, detail: str) -> NodeResult:
+    """A sourced node whose own page could not be had: nobody knows how long it would have taken."""
+    lost = PageResult(target.url, "engine", None, reason, detail)
+    return NodeResult(target.name, target.pool, None, (), reason, detail, pages=(lost,))

@@ -8,6 +8,7 @@ import json
 import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from control.fetch import open_session
 from control.own_metrics import ControlMetrics
 from control.promsource import PromClient, SourceSettings
 from control.promsource_round import SourcedPage, SourceReader, Wanted
-from control.rounds import NodeResult, Target
+from control.rounds import FurtherPage, NodeResult, Target
 from control.scrape import Scraper
 from fleet.clock import SystemClock
 from fleet.errors import FleetError, InvalidInput, Unavailable
@@ -70,7 +71,7 @@ def rounds(
 
     async def run() -> list[dict[str, NodeResult]]:
         async with open_session() as http:
-            scraper = Scraper(http, CLOCK, ControlMetrics(), period_s=10.0, deadline_s=5.0)
+            scraper = Scraper(http, CLOCK, ControlMetrics(), period_s=10.0, deadline_s=60.0)
             scraper.sources.follow(sources)
             done = [await scraper.run(targets, (), CLOCK.now())]
             for step in between:
@@ -89,7 +90,7 @@ def test_a_source_that_is_down_silences_its_own_nodes_only(server: PromServer, t
     async def run() -> dict[str, NodeResult]:
         async with small_nodes(1) as nodes, open_session() as http:
             nodes[0].body = page(finished=5)
-            scraper = Scraper(http, CLOCK, ControlMetrics(), period_s=10.0, deadline_s=5.0)
+            scraper = Scraper(http, CLOCK, ControlMetrics(), period_s=10.0, deadline_s=60.0)
             scraper.sources.follow([SourceSettings("good", server.url), SourceSettings("bad", other.url)])
             targets = [
                 target("there", "bad"),
@@ -176,6 +177,24 @@ def test_an_instance_matches_itself_and_nothing_else(server: PromServer, name: s
     assert [sample.window.running for sample in found["odd"].samples] == [3]
     assert [sample.window.running for sample in found["other"].samples] == [9]
     assert found["none"].reason is Reason.NOT_IN_SOURCE
+
+
+def test_further_pages_of_a_sourced_node_are_asked_themselves(server: PromServer):
+    feed(server, "main:8000", page(running=3) + b"up 1\n", age_s=4.0)
+
+    async def run() -> NodeResult:
+        async with small_nodes(1) as nodes, open_session() as http:
+            nodes[0].body = page(running=4)
+            scraper = Scraper(http, CLOCK, ControlMetrics(), period_s=10.0, deadline_s=60.0)
+            scraper.sources.follow([SourceSettings("s", server.url)])
+            sourced = replace(
+                target("main", "s"), pages=(FurtherPage(f"{nodes[0].url}/metrics", "engine"),)
+            )
+            (result,) = (await scraper.run([sourced], (), CLOCK.now())).nodes
+            return result
+
+    found = asyncio.run(run())
+    assert sorted(sample.window.running or 0 for sample in found.samples) == [3, 4]
 
 
 # --- servers that are no servers
@@ -269,7 +288,7 @@ def test_a_warned_answer_is_used_and_what_is_new_in_it_does_not_count_from_zero(
         async with open_session() as http:
             reader = SourceReader(http, CLOCK)
             reader.follow([SourceSettings("s", url)])
-            found = await reader.read([Wanted("n", "s", "n:1")], period_s=10.0, deadline_s=5.0)
+            found = await reader.read([Wanted("n", "s", "n:1")], period_s=10.0, deadline_s=60.0)
             return found["n"]
 
     found = ask_server(says(json.dumps(answer).encode()), read)
