@@ -185,6 +185,11 @@ def signal_rows(state: FlowNow) -> dict[str, list[Any]]:
     }
 
 
+def raised_lines(state: FlowNow) -> list[str]:
+    """Return the evidence of raised signals as sentences: a narrow table cuts it."""
+    return [f"{s['name']}: {s['evidence']}." for s in state.detail.get("signals") or [] if s["is_raised"]]
+
+
 def _raised(is_raised: bool | None) -> str:
     if is_raised is None:
         return f"{SIGNS['unknown']} not known"

@@ -58,8 +58,8 @@ class TailTrend:
         moves = "p50 is still" if self.is_still else "p50 rises with it"
         sure = "" if self.is_certain else "; not yet certain"
         return (
-            f"{name} doubles every {self.doubling_min:.0f} minutes (p = {self.p_one_sided:.2g}, "
-            f"x {self.growth:.1f} in {self.span_min:.0f} minutes), {moves}{sure}"
+            f"{name} doubles every {self.doubling_min:.0f} minutes, {moves} (p = {self.p_one_sided:.2g}, "
+            f"x {self.growth:.1f} in {self.span_min:.0f} minutes){sure}"
         )
 
 

@@ -37,6 +37,8 @@ def live() -> None:
     else:
         st.subheader("Four signals")
         components.table(vm.signal_rows(now), tables.SIGNALS, key="signals")
+        if raised := vm.raised_lines(now):
+            components.lines(raised)
         st.caption(vm.RULE)
         st.subheader("Little's law by stage")
         components.table(vm.stage_rows(now), tables.STAGES, key="stages")

@@ -37,6 +37,7 @@ def test_a_tail_that_doubles_under_a_still_median_is_said_in_words(flowing: Show
     assert "overspent" in said  # 1 - 1.2
     assert column(at, "signal") == ["flow", "age", "trend", "backlog"]
     assert "p99 of end-to-end latency doubles every 15 minutes" in str(column(at, "evidence")[2])
+    assert "trend: p99 of end-to-end latency doubles every 15 minutes, p50 is still" in said
 
 
 def test_little_and_tails_are_named_for_what_they_are(flowing: Show) -> None:
