@@ -1,0 +1,79 @@
+"""The diagnosis in words: units, confidence, links to knobs, and gaps drawn as gaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboard import viewmodels_diagnosis as vm
+from dashboard.times import UTC_ZONE
+from fleet.diagnosis_evidence import Cause, Curve, Finding, Kind, Number, Series, Verdict
+
+T0 = 1_800_000_000.0
+
+
+def finding(confidence: float = 0.9, link: str = "policy:admission.order", *series: Series) -> Finding:
+    return Finding(
+        Cause.FIFO_MIXED_SIZES, confidence, "short answers wait", "Half of them.",
+        (Number("wait for a place, p95", 0.42, "s"), Number("KV cache", None, "ratio")),
+        "Queue shortest first", link, "The wait falls.", series=series,
+    )  # fmt: skip
+
+
+def test_numbers_carry_their_unit_and_the_unknown_is_a_dash():
+    view = vm.finding(finding(), 1, UTC_ZONE)
+    assert view.numbers == {
+        "evidence": ["wait for a place, p95", "KV cache"],
+        "value": ["420 ms", "\u2014"],
+    }
+    assert vm.shown(Number("share", 0.28, "ratio")) == "28 %"
+    assert vm.shown(Number("rho", 1.05, "ratio")) == "1.05"
+    assert vm.shown(Number("attempts per request", 2.5, "times")) == "2.5 \u00d7"
+    assert vm.shown(Number("in flight", 64.0, "requests")) == "64 requests"
+
+
+@pytest.mark.parametrize(
+    ("confidence", "word"), [(0.9, "sure, 90 %"), (0.7, "probable, 70 %"), (0.55, "possible, 55 %")]
+)
+def test_confidence_is_a_word_and_a_number(confidence: float, word: str):
+    assert vm.finding(finding(confidence), 1, UTC_ZONE).word == word
+
+
+def test_every_kind_of_knob_leads_somewhere():
+    policy = vm.finding(finding(0.9, "policy:admission.order"), 1, UTC_ZONE)
+    assert (policy.page, policy.link) == ("app_pages/policy.py", "Open the policy: admission.order")
+    node = vm.finding(finding(0.9, "node:gpu-03"), 1, UTC_ZONE)
+    assert (node.page, node.query) == ("app_pages/node.py", {"node": "gpu-03"})
+    tenant = vm.finding(finding(0.9, "tenant:evals"), 1, UTC_ZONE)
+    assert tenant.page == "app_pages/policy.py"
+    assert "evals" in tenant.link
+    flag = vm.finding(finding(0.9, "flag:--max-num-seqs"), 1, UTC_ZONE)
+    assert flag.url.startswith("https://docs.vllm.ai/")
+    assert flag.page == ""
+    assert vm.finding(finding(0.9, "page:estimates"), 1, UTC_ZONE).page == "app_pages/estimates.py"
+
+
+def test_a_missing_round_is_a_gap_and_one_point_is_no_chart():
+    series = Series("waiting", "requests", ((T0, 1.0), (T0 + 10, 2.0), (T0 + 40, 5.0)))
+    figure = vm.line(series, UTC_ZONE)
+    assert figure is not None
+    assert figure.spec["data"][0]["y"] == [1.0, 2.0, None, None, 5.0]
+    assert vm.line(Series("waiting", "requests", ((T0, 1.0),)), UTC_ZONE) is None
+    assert vm.line(Series("waiting", "requests", ()), UTC_ZONE) is None
+
+
+def test_the_cards_say_unknown_where_nothing_is_known():
+    cards = {card.label: card for card in vm.cards(Verdict(Kind.UNKNOWN, "Cannot say."))}
+    assert cards["Verdict"].value == "Cannot say"
+    assert (cards["Use of the hardware"].value, cards["Use of the hardware"].tone) == ("\u2014", "unknown")
+    assert cards["Rho"].word == "unknown"
+    keys = [card.key for card in cards.values()]
+    assert len(set(keys)) == len(keys)
+
+
+def test_low_use_is_worth_a_look_and_high_use_is_not():
+    def card(p50: float) -> vm.Card:
+        verdict = Verdict(Kind.SCHEDULING, "x", utilization=Curve(p50 / 2, p50, p50, 10))
+        return next(c for c in vm.cards(verdict) if c.label == "Use of the hardware")
+
+    assert (card(0.28).value, card(0.28).tone, card(0.28).note) == ("28 %", "watch", "p10 14 %, p90 28 %")
+    assert card(0.6).tone == "plain"
