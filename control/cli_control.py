@@ -123,13 +123,14 @@ def _controller(
     )
     keep = Retention(settings.retention_days, settings.retention_minute_days, settings.retention_hour_days)
     observer = Observer(deps, scraper, metrics, keep=keep, max_bytes=settings.buffer_mb * 1024 * 1024)
+    discovery = Discovery(deps, pages)
     extra = (
         Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
-        Step("discovery", TICK_S, 60.0, Discovery(deps, pages).tick),
+        Step("discovery", TICK_S, 60.0, discovery.tick),
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
     )
-    return Controller(deps, observer, metrics, settings.scrape_period_s, extra)
+    return Controller(deps, observer, metrics, settings.scrape_period_s, extra, (discovery.close,))
 
 
 def _courier(settings: Settings, deps: Deps, metrics: ControlMetrics, http: ClientSession) -> Courier:

@@ -115,23 +115,47 @@ class Lookups:
 class Discovery:
     """The step. Remembers when each source was asked, so that its interval holds."""
 
-    def __init__(self, deps: Deps, http: aiohttp.ClientSession) -> None:
+    def __init__(self, deps: Deps, http: aiohttp.ClientSession, *, patience_s: float = TICK_S) -> None:
         self._deps = deps
         self.lookups = Lookups(http, deps.clock)
+        self._patience_s = patience_s
         self._looked: dict[str, _Looked] = {}
+        self._running: dict[str, asyncio.Task[str]] = {}
+        self._said: dict[str, str] = {}
         self._slots = asyncio.Semaphore(_TOGETHER)
 
     async def tick(self) -> str:
-        """Ask the sources that are due and carry their answers out; return the line to log."""
+        """Ask the sources that are due; return what is new at those that have answered, for the log.
+
+        A source that takes longer than the patience goes on by itself and holds no other up.
+        """
         epoch = self._deps.leadership.current(self._deps.clock)
         if epoch is None:
             return ""
         sources = await asyncio.to_thread(self._sources)
         names = {source.name for source in sources}
         self._looked = {name: looked for name, looked in self._looked.items() if name in names}
-        due = [source for source in sources if await self._is_due(source)]
-        said = await asyncio.gather(*(self._one(source, epoch) for source in due))
-        return "; ".join(sorted(said))
+        for source in sources:
+            if source.name not in self._running and await self._is_due(source):
+                self._running[source.name] = asyncio.create_task(self._one(source, epoch))
+        if not self._running:
+            return ""
+        done, _ = await asyncio.wait(self._running.values(), timeout=self._patience_s)
+        news: list[str] = []
+        for name in [name for name, task in self._running.items() if task in done]:
+            said = self._running.pop(name).result()
+            if said != self._said.get(name):
+                news.append(f"{name}: {said}")
+            self._said[name] = said
+        return "; ".join(news)
+
+    async def close(self) -> None:
+        """Stop what still runs."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._running.clear()
+        await self.lookups.close()
 
     def _sources(self) -> list[Source]:
         d = DiscoverySourceRow
@@ -162,7 +186,7 @@ class Discovery:
                 answer: Answer | FleetError = await self.lookups.look(source)
             except FleetError as problem:
                 answer = problem
-        return f"{source.name}: {await asyncio.to_thread(self._record, source, answer, epoch)}"
+        return await asyncio.to_thread(self._record, source, answer, epoch)
 
     def _record(self, source: Source, answer: Answer | FleetError, epoch: int) -> str:
         now = self._deps.clock.now()

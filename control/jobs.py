@@ -218,6 +218,7 @@ class Controller:
     metrics: ControlMetrics
     period_s: float
     extra: Sequence[Step] = ()
+    closing: Sequence[Callable[[], Awaitable[None]]] = ()  # ends what steps left running
     _slot: datetime | None = None  # stamp of the newest round
     _slot_s: float = 0.0  # when it began, by the monotonic clock
 
@@ -250,6 +251,8 @@ class Controller:
 
     async def give_up(self) -> None:
         """Write what waits and give the lease back, so that a standby need not wait for its end."""
+        for close in self.closing:
+            await close()
         with contextlib.suppress(*EXPECTED):
             await self.observer.store()
         await lease.release(self.deps)

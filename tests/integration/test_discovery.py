@@ -89,11 +89,11 @@ async def rig(database: FreshDatabase, clock: ManualClock) -> AsyncGenerator[Rig
     leadership = Leadership("me", epoch=held.epoch, until_s=1e9)
     deps = Deps(database.engine, clock, leadership, new_session, admin_token="unused here")
     async with open_session() as http:
-        discovery = Discovery(deps, http)
+        discovery = Discovery(deps, http, patience_s=DEADLINE_S)
         try:
             yield Rig(database, clock, discovery)
         finally:
-            await discovery.lookups.close()
+            await discovery.close()
 
 
 Test = Callable[[Rig], Awaitable[None]]
@@ -320,6 +320,41 @@ def test_srv_records_become_nodes_and_a_long_answer_comes_by_tcp(run: Callable[[
             await r.tick(10.0)
             assert "no SRV record" in r.source().problem
             assert len(r.nodes()) == 40
+
+    run(test)
+
+
+def test_a_source_that_hangs_holds_no_other_up(
+    run: Callable[[Test], None], database: FreshDatabase, tmp_path: Path
+) -> None:
+    path = tmp_path / "nodes"
+
+    async def test(r: Rig) -> None:
+        async with dns_server() as dns:
+            dns.is_silent = True
+            settings = {"service": "_a._tcp.b", "server": f"127.0.0.1:{dns.port}"}
+            with session_scope(database.engine) as session:
+                commands_discovery.add_source(
+                    session,
+                    ADMIN,
+                    name="hangs",
+                    kind="dns_srv",
+                    settings=settings,
+                    pool="p",
+                    now=r.clock.now(),
+                )
+            r.discovery = Discovery(r.discovery._deps, r.discovery.lookups.http, patience_s=0.05)
+            try:
+                write(path, "10.0.0.1:8000 a\n")
+                r.add("file", {"path": str(path)})
+                await eventually(lambda: set(r.nodes()) == {"a"}, r.tick)
+                write(path, "10.0.0.1:8000 a\n10.0.0.2:8000 b\n")
+                await eventually(lambda: set(r.nodes()) == {"a", "b"}, r.tick)
+                with session_scope(database.engine) as session:
+                    hanging = next(s for s in discovery_sources(session) if s.name == "hangs")
+                assert hanging.tried_at is None  # it is still being asked
+            finally:
+                await r.discovery.close()
 
     run(test)
 
