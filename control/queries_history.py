@@ -8,7 +8,9 @@ takes a minute to draw, a mean of percentiles, and a chart that does not say how
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -57,6 +59,9 @@ _POINT = """
 """
 
 
+_POINT_COLUMNS = frozenset(re.findall(r"[a-z_]+", _POINT))
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """Verdicts over time in equal buckets, and how they were come by."""
@@ -94,9 +99,8 @@ def health_history(
 
     rho is the mean of a bucket, its interval the widest in it, queue and KV use the highest.
     """
-    read = read_rows(
-        session, HEALTH, since, until, "scope = :scope AND name = :name", scope=scope, name=name
-    )
+    where = "scope = :scope AND name = :name"
+    read = read_rows(session, HEALTH, since, until, where, only=_POINT_COLUMNS, scope=scope, name=name)
     since, bucket = read.grid(session, max_points)
     rows = session.execute(
         text(
@@ -123,11 +127,9 @@ def latency_history(
 
     Every metric is present; one that nobody measured has count 0 and no quantiles.
     """
-    read = _engines(session, scope, name, since, until)
-    return {
-        metric: latency_view(metric, _histograms(session, read, metric, since, None).get(since, []))
-        for metric in METRICS
-    }
+    read = _engines(session, scope, name, since, until, METRICS)
+    found = _histograms(session, read, METRICS, since, None)
+    return {metric: latency_view(metric, found.get((since, metric), [])) for metric in METRICS}
 
 
 def latency_timeline(
@@ -144,36 +146,46 @@ def latency_timeline(
 
     A bucket without requests is there, with count 0: draw a gap.
     """
-    read = _engines(session, scope, name, since, until)
+    read = _engines(session, scope, name, since, until, (metric,))
     since, bucket = read.grid(session, max_points)
-    found = _histograms(session, read, metric, since, bucket)
+    found = _histograms(session, read, (metric,), since, bucket)
     starts = bucket_starts(since, until, bucket)
-    return [LatencyPoint(at, latency_view(metric, found.get(at, []))) for at in starts]
+    return [LatencyPoint(at, latency_view(metric, found.get((at, metric), []))) for at in starts]
 
 
 def _histograms(
-    session: Session, read: Reading, metric: Metric, since: datetime, bucket: timedelta | None
-) -> dict[datetime, list[Histogram]]:
+    session: Session, read: Reading, metrics: Sequence[Metric], since: datetime, bucket: timedelta | None
+) -> dict[tuple[datetime, Metric], list[Histogram]]:
     """Return the summed increments of each bucket (of the whole without one): one a set of bounds."""
-    prefix = PREFIXES[metric]
     start = "CAST(:since AS timestamptz)" if bucket is None else "date_bin(:bucket, at, :since)"
     edges = {
         id_: tuple(bounds) for id_, bounds in session.execute(text("SELECT id, edges FROM histogram_edges"))
     }
     most = max(map(len, edges.values()), default=0) + 1
+    prefixes = [PREFIXES[metric] for metric in metrics]
+    bounds = [f"{prefix}_edges" for prefix in prefixes]
+    summed = [
+        column
+        for prefix in prefixes
+        for column in (
+            added_buckets(f"{prefix}_counts", most),
+            f"CASE WHEN count(*) = count({prefix}_sum_s) THEN sum({prefix}_sum_s) END",
+        )
+    ]
     rows = session.execute(
         text(
-            f"SELECT {start} AS start, {prefix}_edges, "  # noqa: S608 # constants
-            f"{added_buckets(f'{prefix}_counts', most)}, "
-            f"CASE WHEN count(*) = count({prefix}_sum_s) THEN sum({prefix}_sum_s) END "
-            f"FROM ({read.source}) AS r WHERE {prefix}_edges IS NOT NULL GROUP BY 1, 2"
+            f"SELECT {', '.join([f'{start} AS start', *bounds, *summed])} "  # noqa: S608 # constants
+            f"FROM ({read.source}) AS r GROUP BY {', '.join(['start', *bounds])}"
         ),
         read.given | {"bucket": bucket, "since": since},
     )
-    found: dict[datetime, list[Histogram]] = defaultdict(list)
-    for at, edges_id, counts, sum_s in rows:
-        if edges_id in edges:
-            found[at].append(Histogram(edges[edges_id], tuple(counts), sum_s))
+    found: dict[tuple[datetime, Metric], list[Histogram]] = defaultdict(list)
+    for at, *values in rows:
+        ids, sums = values[: len(metrics)], values[len(metrics) :]
+        for index, (metric, edges_id) in enumerate(zip(metrics, ids, strict=True)):
+            if edges_id in edges:
+                counts, sum_s = sums[2 * index], sums[2 * index + 1]
+                found[at, metric].append(Histogram(edges[edges_id], tuple(counts), sum_s))
     return found
 
 
@@ -210,23 +222,24 @@ class Reading:
         return found
 
 
-def _engines(session: Session, scope: EngineScope, name: str, since: datetime, until: datetime) -> Reading:
-    """Return engines' rows of a node, a pool or the fleet."""
+def _engines(
+    session: Session,
+    scope: EngineScope,
+    name: str,
+    since: datetime,
+    until: datetime,
+    metrics: Sequence[Metric],
+) -> Reading:
+    """Return the histograms of engines of a node, a pool or the fleet."""
     raw = {
         "node": "node = :name",
         "pool": "node IN (SELECT name FROM node WHERE pool = :name)",
         "fleet": "true",
     }[scope]
-    return read_rows(
-        session,
-        ENGINE,
-        since,
-        until,
-        "scope = :scope AND name = :name",
-        raw,
-        scope="engine" if scope == "node" else scope,
-        name=name,
-    )
+    rolled_scope = "engine" if scope == "node" else scope
+    only = {f"{PREFIXES[metric]}_{part}" for metric in metrics for part in ("edges", "counts", "sum_s")}
+    where = "scope = :scope AND name = :name"
+    return read_rows(session, ENGINE, since, until, where, raw, only=only, scope=rolled_scope, name=name)
 
 
 def read_rows(
@@ -238,12 +251,14 @@ def read_rows(
     raw_condition: str | None = None,
     *,
     tag: str = "",
+    only: Container[str] | None = None,
     **given: Any,
 ) -> Reading:
     """Return where to read rows of `family` that meet `condition` (on rollups) from.
 
     `raw_condition`: the same said of raw rows, where their columns are called otherwise. `given`:
     parameters of the conditions. `tag` is put behind the names of all parameters, for two in one query.
+    `only`: the columns wanted beside the keys.
     """
     level = level_of(session, family, since, until)
     read = Reading(level, "", {f"{name}{tag}": value for name, value in given.items()}, since, until, since)
@@ -257,9 +272,9 @@ def read_rows(
         at = at if is_raw else aligned(at, rollup_due.WIDTH[step].total_seconds())
         read.given.update({f"{step}_from{tag}": at, f"{step}_until{tag}": until})
         if is_raw:
-            parts.append(lift(family, table, where))
+            parts.append(lift(family, table, where, only))
         else:
-            parts.append(plain(family, table, where))
+            parts.append(plain(family, table, where, only))
             at = _rolled_until(session, step, at, until, f"{table} WHERE {where}", read.given)
             read.given[f"{step}_until{tag}"] = at
     return replace(read, source=" UNION ALL ".join(parts), rounds_from=at)

@@ -7,7 +7,7 @@ that is in the table but forgotten in one of the statements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from control.tables_rollup import Family, Level, Measure, Merge
 
@@ -15,11 +15,15 @@ _INT8_MAX = 9_223_372_036_854_775_807
 _WIDTH = {Level.MINUTE: "1 minute", Level.HOUR: "1 hour"}
 
 
-def lift(family: Family, source: str, condition: str = "true") -> str:
-    """Return SELECT of raw rows of `source` in the shape of rollup rows, `at` being the round's."""
+def lift(family: Family, source: str, condition: str = "true", only: Container[str] | None = None) -> str:
+    """Return SELECT of raw rows of `source` in the shape of rollup rows, `at` being the round's.
+
+    `only`: the edges and measures wanted, where not all are; a short statement is planned sooner.
+    """
     keys = [f"{value} AS {name}" for name, value in family.keys]
     edges = [f"{prefix}_edges" for prefix in family.histograms]
-    measures = [f"{measure.lift} AS {measure.name}" for measure in family.measures]
+    edges = [name for name in edges if only is None or name in only]
+    measures = [f"{m.lift} AS {m.name}" for m in family.measures if only is None or m.name in only]
     columns = ", ".join(["at", *keys, "at AS last_at", *edges, *measures])
     return f"SELECT {columns} FROM {source} WHERE {condition}"  # noqa: S608 # constants
 
@@ -43,9 +47,11 @@ def relabel(
     return f"SELECT {columns} FROM {source} AS r {joined} WHERE {condition}"  # noqa: S608 # constants
 
 
-def plain(family: Family, source: str, condition: str = "true") -> str:
-    """Return SELECT of rollup rows as they are, in the order of `lift`."""
-    return f"SELECT {', '.join(['at', *family.columns()])} FROM {source} WHERE {condition}"  # noqa: S608
+def plain(family: Family, source: str, condition: str = "true", only: Container[str] | None = None) -> str:
+    """Return SELECT of rollup rows as they are, in the order of `lift`; `only` as there."""
+    always = {*family.key_names, "last_at"}
+    columns = [name for name in family.columns() if only is None or name in only or name in always]
+    return f"SELECT {', '.join(['at', *columns])} FROM {source} WHERE {condition}"  # noqa: S608
 
 
 def merge(family: Family, level: Level, source: str, buckets: Mapping[str, int]) -> str:

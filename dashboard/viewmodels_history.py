@@ -21,6 +21,8 @@ def resolution(history: History) -> str:
     """Return what one point stands for, how much of the range is a gap, and what is still to come."""
     empty = sum(point.service_rate is None and point.arrival_rate is None for point in history.points)
     lines = [f"One point is {_length(history.bucket.total_seconds())}, from {_READ[history.level]}."]
+    if history.level is not Level.RAW or history.bucket.total_seconds() > 60:
+        lines.append("rho and rates are means; waiting and KV use the highest.")
     if empty:
         lines.append(f"{words.percent(empty / len(history.points), 0)} of the range is a gap: no verdict.")
     if history.waiting:
