@@ -79,12 +79,19 @@ def apply(
         elif key in alerts:
             changes.append(_resolve(alerts[key], at, why))
     kept: dict[Key, AlarmState] = {}
+    opened: list[dict[str, Any]] = []
     for key, observation in seen.items():
         before = timers.get(key, AlarmState())
         after = _advance(now, before, observation)
         if not _is_at_rest(after):
             kept[key] = after
-        changes += _follow(now, observation, after, alerts.get(key))
+        if key not in alerts and after.condition is not Condition.OK:
+            opened.append(_opened(now, observation))
+            changes.append(Change(*key, "open"))
+        elif key in alerts:
+            changes += _follow(now, observation, after, alerts[key])
+    if opened:
+        session.execute(insert(AlertRow).on_conflict_do_nothing(), opened)
     _store_timers(session, at, timers, kept)
     session.flush()
     tell(session, at, now.rules)
@@ -156,14 +163,11 @@ def _store_timers(
     )
 
 
-def _follow(now: _Round, seen: Observation, state: AlarmState, row: AlertRow | None) -> list[Change]:
+def _follow(now: _Round, seen: Observation, state: AlarmState, row: AlertRow) -> list[Change]:
     """Bring the alert row of one subject in line with its timer."""
     if state.condition is Condition.OK:
-        return [] if row is None else [_resolve(row, now.at, "recovered")]
+        return [_resolve(row, now.at, "recovered")]
     rule = now.rules[seen.rule]
-    if row is None:
-        now.session.execute(insert(AlertRow).values(_opened(now, rule, seen)).on_conflict_do_nothing())
-        return [Change(seen.rule, seen.scope, seen.subject, "open")]
     wanted = "acknowledged" if row.acknowledged_at is not None else "open"
     if state.condition is Condition.STALE:
         wanted = "stale"
@@ -177,7 +181,8 @@ def _follow(now: _Round, seen: Observation, state: AlarmState, row: AlertRow | N
     return changes
 
 
-def _opened(now: _Round, rule: AlertRule, seen: Observation) -> dict[str, Any]:
+def _opened(now: _Round, seen: Observation) -> dict[str, Any]:
+    rule = now.rules[seen.rule]
     return {
         "rule": seen.rule,
         "scope": seen.scope,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from sqlalchemy import Float, Interval, cast, func, literal, select
 from sqlalchemy.orm import Session
 
+from control.alert_silences import Silence, active_silences, silencing
 from control.freshness import DEFAULT_PERIOD_S, age_s, stale_after_s
 from control.tables import AlertRow, HealthRow, RoundRow, ScrapeFailureRow
 
@@ -91,6 +92,7 @@ class AlertView:
     threshold: float | None
     summary: str
     detail: dict[str, Any]
+    silenced_until: datetime | None = None  # nobody is told until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +249,13 @@ def bucket_starts(since: datetime, until: datetime, bucket: timedelta) -> Sequen
 def open_alerts(session: Session, now: datetime) -> list[AlertView]:
     """Return alerts that are not resolved (open, acknowledged, stale), newest first."""
     query = select(AlertRow).where(AlertRow.state != "resolved").order_by(AlertRow.opened_at.desc())
-    return [_alert(row, now) for row in session.scalars(query)]
+    active = active_silences(session, now)
+    return [_alert(row, now, silencing(row, active)) for row in session.scalars(query)]
 
 
-def _alert(row: AlertRow, now: datetime) -> AlertView:
+def _alert(row: AlertRow, now: datetime, silence: Silence | None) -> AlertView:
     return AlertView(
+        silenced_until=None if silence is None else silence.expires_at,
         id=row.id,
         rule=row.rule,
         scope=row.scope,

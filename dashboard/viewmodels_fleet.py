@@ -263,6 +263,8 @@ def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
     if a.state == "acknowledged":
         tone = "watch"
     by = f", acknowledged by {a.acknowledged_by}" if a.acknowledged_by else ""
+    if a.silenced_until is not None:
+        tone, word, by = "plain", "silenced", f"{by}, nobody is told until {zone.clock(a.silenced_until)}"
     is_node = a.scope == "node"
     return Notice(
         tone,
