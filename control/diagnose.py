@@ -6,7 +6,7 @@ are UTC, seconds otherwise. Prevents: a verdict on half the fleet that does not 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from control import queries_policy
+from control.diagnose_pages import competing
 from control.tables import (
     CapacityEstimateRow,
     GatewaySampleRow,
@@ -39,7 +40,7 @@ from fleet.diagnosis_evidence import (
 from fleet.errors import InvalidInput
 from fleet.health_reading import TimedWindow
 from fleet.histograms import merge
-from fleet.outcomes import SHED, Tier
+from fleet.outcomes import Tier
 from fleet.policy import Policy, parse
 from fleet.readings import EngineWindow, Histogram
 
@@ -285,15 +286,17 @@ def _slice(at: datetime, parts: Sequence[GatewaySampleRow], edges: Edges) -> Flo
         ]
         return merge([h for h in found if h is not None])
 
-    offered, repeated = total("offered"), total("repeated")
-    refused = sum(int(n) for row in parts for name, n in row.outcomes.items() if name in SHED)
+    outcomes: Counter[str] = Counter()
+    for row in parts:
+        outcomes.update({name: int(n) for name, n in row.outcomes.items()})
+    asked = competing(total("offered"), total("repeated"), outcomes)
     return FlowSlice(
         at.timestamp(),
         max(row.covered_s or 0.0 for row in parts),
-        offered=offered,
+        offered=asked.offered,
         dispatched=total("dispatched"),
-        refused=refused,
-        originals=None if offered is None or repeated is None else offered - repeated,
+        refused=asked.refused,
+        originals=asked.originals,
         prompt_tokens=total("prompt_tokens"),
         output_tokens=total("output_tokens"),
         queued=total("queued_requests"),

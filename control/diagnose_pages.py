@@ -8,7 +8,7 @@ Prevents: a diagnosis that works on pages and not on what was stored of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from control.gateway_scrape import FlowWindow, GatewayPage, gateway_window, read_gateway_page
 from fleet.diagnosis_engine_facts import fitted_capacity
@@ -23,6 +23,7 @@ from fleet.diagnosis_evidence import (
 from fleet.dialects import read_page
 from fleet.errors import NotMeasured
 from fleet.health_reading import TimedWindow
+from fleet.load import OWN_LIMITS
 from fleet.outcomes import SHED
 from fleet.readings import EngineWindow, Histogram, PageReading
 from fleet.windows import window
@@ -123,16 +124,39 @@ def as_stored(found: EngineWindow) -> EngineWindow:
     return replace(found, histograms=kept)
 
 
+@dataclass(frozen=True, slots=True)
+class Competing:
+    """What of a round's requests competed for capacity. None: not counted."""
+
+    offered: int | None
+    refused: int | None
+    originals: int | None
+
+
+def competing(offered: int | None, repeated: int | None, outcomes: Mapping[str, int]) -> Competing:
+    """Return the counts without what callers' own limits refused: no capacity would have served those.
+
+    Which tries were both repeated and limited is not told; as many as possible are taken to be both.
+    """
+    if offered is None:
+        return Competing(None, None, None)
+    limited = sum(n for name, n in outcomes.items() if name in OWN_LIMITS)
+    asked = max(0, offered - limited)
+    refused = sum(n for name, n in outcomes.items() if name in SHED and name not in OWN_LIMITS)
+    again = None if repeated is None else max(0, repeated - limited)
+    return Competing(asked, refused, None if again is None else max(0, asked - again))
+
+
 def as_slice(at_s: float, flow: FlowWindow) -> FlowSlice:
     """Return one flow of one round as evidence."""
-    counted = flow.covered_s is not None and flow.offered is not None
+    asked = competing(flow.offered if flow.covered_s is not None else None, flow.repeated, flow.outcomes)
     return FlowSlice(
         at_s,
         flow.covered_s or 0.0,
-        offered=flow.offered,
+        offered=asked.offered,
         dispatched=flow.dispatched,
-        refused=sum(n for name, n in flow.outcomes.items() if name in SHED) if counted else None,
-        originals=None if flow.offered is None or flow.repeated is None else flow.offered - flow.repeated,
+        refused=asked.refused,
+        originals=asked.originals,
         prompt_tokens=flow.prompt_tokens,
         output_tokens=flow.output_tokens,
         queued=flow.queued_requests,

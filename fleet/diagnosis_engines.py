@@ -30,6 +30,8 @@ PINNED = 0.95
 DRAINED = 0.6
 EMPTIED = 0.25
 STEP_FULL = 0.7
+PREFILLING = 0.2  # of the tokens a step may carry
+DEFAULT_BUDGET = 8192.0  # vLLM's own, where nobody registered one
 
 
 def frozen(facts: Facts) -> Finding | None:
@@ -290,6 +292,21 @@ def is_step_bound(engine: EngineFacts) -> bool:
     return carried is not None and budget is not None and carried >= STEP_FULL * budget
 
 
+def _is_busy_prefilling(engine: EngineFacts, slots: float) -> bool:
+    """Return whether steps carry prompts while requests wait at empty places: they wait for prefill.
+
+    A static batch that drains computes no prompts at all.
+    """
+    budget, carried = budget_of(engine), list[float]()
+    for timed in engine.windows:
+        w = timed.window
+        steps = w.histograms.get("iteration_tokens")
+        drained = bool(w.waiting) and w.running is not None and w.running <= DRAINED * slots
+        if drained and steps is not None and steps.sum is not None and steps.count:
+            carried.append((steps.sum / steps.count - (w.running or 0)) / (budget or DEFAULT_BUDGET))
+    return bool(carried) and float(np.median(carried)) >= PREFILLING
+
+
 def static_batching(facts: Facts, pool: PoolFacts) -> Finding | None:
     """Requests wait while most places stand empty: nobody joins until the whole batch has ended."""
     hit: list[tuple[EngineFacts, float, float]] = []
@@ -297,7 +314,7 @@ def static_batching(facts: Facts, pool: PoolFacts) -> Finding | None:
         slots, running = slots_of(engine), engine.while_waiting(engine.running)
         if slots is None or slots < 4 or not has_queue(engine) or not has_memory(engine):
             continue
-        if len(running) < MIN_WINDOWS // 2 or is_step_bound(engine):
+        if len(running) < MIN_WINDOWS // 2 or is_step_bound(engine) or _is_busy_prefilling(engine, slots):
             continue
         drained = float((running <= DRAINED * slots).mean())
         spread = float(running.std() / max(running.mean(), 1.0))

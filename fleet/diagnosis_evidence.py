@@ -92,14 +92,17 @@ class EngineEvidence:
 
 @dataclass(frozen=True, slots=True)
 class FlowSlice:
-    """What one tenant did in one tier in one round, all gateways together. None: not counted."""
+    """What one tenant did in one tier in one round, all gateways together. None: not counted.
+
+    Requests that callers' own limits refused are in none of the counts: no capacity would have served them.
+    """
 
     ended_at_s: float
     covered_s: float
     offered: int | None = None
     dispatched: int | None = None
     refused: int | None = None
-    originals: int | None = None  # offered, without those that repeat a refused request
+    originals: int | None = None  # of the offered, those that do not repeat a refused request
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     queued: int | None = None
