@@ -34,7 +34,7 @@ MIB = 1024 * 1024
 @asynccontextmanager
 async def scraper(clock: ManualClock) -> AsyncGenerator[Scraper]:
     async with open_session() as http:
-        yield Scraper(http, clock, ControlMetrics(), period_s=PERIOD_S, deadline_s=5.0)
+        yield Scraper(http, clock, ControlMetrics(), period_s=PERIOD_S, deadline_s=60.0)
 
 
 def target(nodes: Sequence[SmallNode], kinds: Sequence[str]) -> Target:

@@ -49,7 +49,7 @@ async def rounds(
     assessor, ids = Assessor(CapacityBook(np.random.default_rng(1))), EdgeIds()
     assessment: Assessment | None = None
     async with open_session() as http:
-        scraper = Scraper(http, clock, ControlMetrics(), period_s=PERIOD_S, deadline_s=5.0)
+        scraper = Scraper(http, clock, ControlMetrics(), period_s=PERIOD_S, deadline_s=60.0)
         for i in range(7):
             for node in nodes:
                 node.body = page(finished=20 * i, generated=400 * i, running=2, itl=(400 * i, 8.0 * i))

@@ -20,7 +20,8 @@ from tests.small_gateway import TOKEN, SmallGateway
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Call = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
-DEADLINE_S = 0.5
+#: Of answers that come, and of those that never do.
+PATIENT_S, SHORT_S = 60.0, 0.5
 
 
 def assignment(gateway: str = "gw-1") -> Assignment:
@@ -28,11 +29,15 @@ def assignment(gateway: str = "gw-1") -> Assignment:
 
 
 async def status(http: aiohttp.ClientSession, url: str) -> None:
-    await gateways.status(http, "gw-1", url, token=TOKEN, deadline_s=DEADLINE_S)
+    await gateways.status(http, "gw-1", url, token=TOKEN, deadline_s=PATIENT_S)
+
+
+async def hurried_status(http: aiohttp.ClientSession, url: str) -> None:
+    await gateways.status(http, "gw-1", url, token=TOKEN, deadline_s=SHORT_S)
 
 
 async def push(http: aiohttp.ClientSession, url: str) -> None:
-    await gateways.push(http, url, assignment(), token=TOKEN, deadline_s=DEADLINE_S)
+    await gateways.push(http, url, assignment(), token=TOKEN, deadline_s=PATIENT_S)
 
 
 def problem_of(handler: Handler, call: Call = status) -> FleetError:
@@ -107,7 +112,7 @@ async def control_characters(_: web.Request) -> web.StreamResponse:
     ],
 )
 def test_an_answer_that_is_none_is_an_outage_with_a_reason(handler: Handler, said: str) -> None:
-    found = problem_of(handler)
+    found = problem_of(handler, hurried_status if handler in (slow_drip, silent) else status)
     assert isinstance(found, Unavailable)
     assert said in found.message
     assert len(found.message) < 1_000
@@ -139,7 +144,7 @@ def test_a_closed_port_is_an_outage() -> None:
             async with SmallGateway("gw-1").serving() as place:
                 url = place.url
             with pytest.raises(Unavailable, match="connection refused"):
-                await gateways.status(http, "gw-1", url, token=TOKEN, deadline_s=DEADLINE_S)
+                await gateways.status(http, "gw-1", url, token=TOKEN, deadline_s=PATIENT_S)
 
     asyncio.run(run())
 
@@ -155,7 +160,7 @@ def test_a_name_that_stands_for_a_metadata_service_is_not_called(monkeypatch: py
         async with gateways.new_session() as http:
             with pytest.raises(Unavailable, match="no address that may be called"):
                 await gateways.status(
-                    http, "gw-1", "http://rebound.example", token=TOKEN, deadline_s=DEADLINE_S
+                    http, "gw-1", "http://rebound.example", token=TOKEN, deadline_s=PATIENT_S
                 )
 
     asyncio.run(run())

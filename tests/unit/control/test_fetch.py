@@ -31,13 +31,13 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 PAGE = b"vllm:num_requests_running 1\n"
 
 
-async def fetch(url: str, *, deadline_s: float = 5.0, caps: PageCaps | None = None) -> FetchedPage:
+async def fetch(url: str, *, deadline_s: float = 60.0, caps: PageCaps | None = None) -> FetchedPage:
     async with open_session() as session:
         return await fetch_page(session, url, clock=SystemClock(), deadline_s=deadline_s, caps=caps)
 
 
 def outcome(
-    handler: Handler, *, path: str = "/metrics", deadline_s: float = 5.0, caps: PageCaps | None = None
+    handler: Handler, *, path: str = "/metrics", deadline_s: float = 60.0, caps: PageCaps | None = None
 ) -> FetchedPage | Reason:
     """Serve one raw handler on an ephemeral port and fetch from it."""
 
