@@ -31,7 +31,6 @@ from fleet.saturation import (
     MIN_WINDOWS,
     OUTPUT_CV,
     OUTPUT_CV_BAND,
-    PREFILL_HEAVY,
     EngineLimits,
     Mix,
     Plateau,
@@ -40,6 +39,7 @@ from fleet.saturation import (
     merged,
     mix_of,
     plateau,
+    queued_plateau,
     throughput_60s,
 )
 
@@ -53,6 +53,7 @@ PREFILL_ERROR = (
     0.06  # of the curve where prompts rule the step: decodes see the bursts, the average does not
 )
 DRIFT = 0.15
+QUEUED = "saturated_by_its_queue"  # no gauge was full, but requests waited for minutes
 CONFIGURED_ERROR = 0.25  # of a typed capacity: mixes moving by a fifth and a benchmark's own error
 ITL_MAX_S = 1e6  # seconds no step takes
 
@@ -169,9 +170,8 @@ def _sampling_error(e: CapacityEstimate) -> float:
     if e.mix is None or not e.mix.completions:
         return 0.0
     error = SAMPLING / math.sqrt(e.mix.completions)
-    prompt, events = e.mix.prompt_tokens_computed, e.mix.decode_events
-    is_heavy = prompt is not None and events and prompt / events >= PREFILL_HEAVY
-    return math.hypot(error, PREFILL_ERROR) if is_heavy and e.method is Method.CURVE else error
+    is_rough = e.method is Method.CURVE or QUEUED in e.flags
+    return math.hypot(error, PREFILL_ERROR) if e.mix.is_prefill_heavy and is_rough else error
 
 
 def _grade(seen: Plateau | None, reach: float, flags: tuple[str, ...]) -> Grade:
@@ -200,7 +200,11 @@ def estimate_capacity(
     mix, (slots, flags) = mix_of(points), known_slots(points, limits)
     rates = throughput_60s(points)
     peak = float(np.quantile(rates, 0.95)) if len(rates) else None
-    seen = plateau(points, slots) or remembered
+    seen = plateau(points, slots)
+    if seen is None and limits.max_num_batched_tokens is None and mix.is_prefill_heavy:
+        seen = queued_plateau(points, slots)
+        flags = flags if seen is None else (*flags, QUEUED)
+    seen = seen or remembered
     usable = [p for p in points if p.usable and p.batch <= BATCH_MAX and p.itl_s <= ITL_MAX_S]
     base = CapacityEstimate(
         Method.PEAK_SEEN if peak else Method.UNKNOWN,

@@ -17,6 +17,7 @@ from fleet.curve_fit import Vector
 
 MIN_WINDOWS = 12
 MIN_COMPLETIONS = 20
+QUEUED_LEAST = 60  # windows with a queue, where no gauge says that the engine was full
 RECENT_SATURATED = 90  # windows, a quarter of an hour: what a full engine does now, not on average
 MINUTE_COVERED_S = 45.0  # what must be covered of a minute to speak for it
 OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
@@ -70,6 +71,12 @@ class Mix:
     kv_ratio_per_sequence: float | None  # share of the KV cache one running sequence holds
     prefill_s: float | None = None  # seconds a request holds a slot before it decodes; None: not told apart
 
+    @property
+    def is_prefill_heavy(self) -> bool:
+        """Whether prompts rule the step time."""
+        prompt, events = self.prompt_tokens_computed, self.decode_events
+        return prompt is not None and bool(events) and prompt / (events or 1.0) >= PREFILL_HEAVY
+
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
@@ -122,8 +129,7 @@ def merged(points: Sequence[Point], mix: Mix) -> list[Point]:
     With 8,000 prompt tokens for 50 decoded ones, ten seconds hold too few prompts: batch and step time
     then scatter together, and the line through them is too flat. Neighbours without a gap are joined.
     """
-    prompt, events = mix.prompt_tokens_computed, mix.decode_events
-    if not prompt or not events or prompt / events < PREFILL_HEAVY:
+    if not mix.is_prefill_heavy:
         return list(points)
     found: list[Point] = []
     group: list[Point] = []
@@ -197,15 +203,25 @@ def is_saturated(minute: Sequence[Point], slots: float) -> bool:
     full, or preemptions. `slots` may be infinite where it is not known.
     """
     waited = sum((p.waiting or 0) > 0 for p in minute)
-    if sum(p.length_s for p in minute) < MINUTE_COVERED_S or waited < 0.9 * len(minute):
+    if not _covers_minute(minute) or waited < 0.9 * len(minute):
         return False
     full = all((p.running or 0) >= 0.97 * slots for p in minute)
     memory = all((p.kv_used_ratio or 0.0) >= 0.97 for p in minute)
     return full or memory or any(p.preemptions for p in minute)
 
 
-def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
-    """Return points that end a saturated minute."""
+def _covers_minute(minute: Sequence[Point]) -> bool:
+    return sum(p.length_s for p in minute) >= MINUTE_COVERED_S
+
+
+def saturated_points(
+    points: Sequence[Point], slots: float, *, does_queue_suffice: bool = False
+) -> list[Point]:
+    """Return points that end a saturated minute; with `does_queue_suffice` also one that queued throughout.
+
+    Where work waits all the time the engine does what it can, whichever limit holds it: a token budget full
+    of prompts shows in no gauge.
+    """
     found: list[Point] = []
     first = queued = 0
     for position, point in enumerate(points):
@@ -213,9 +229,21 @@ def saturated_points(points: Sequence[Point], slots: float) -> list[Point]:
         while points[first].ended_at_s <= point.ended_at_s - 60:
             queued -= (points[first].waiting or 0) > 0
             first += 1
-        if queued >= 0.9 * (position + 1 - first) and is_saturated(points[first : position + 1], slots):
+        count = position + 1 - first
+        if queued < 0.9 * count:
+            continue
+        minute = points[first : position + 1]
+        if is_saturated(minute, slots) or (
+            does_queue_suffice and queued == count and _covers_minute(minute)
+        ):
             found.append(point)
     return found
+
+
+def queued_plateau(points: Sequence[Point], slots: float) -> Plateau | None:
+    """Return the capacity seen while requests waited for ten minutes or more in all, whatever was full."""
+    full = saturated_points(points, slots, does_queue_suffice=True)[-RECENT_SATURATED:]
+    return _plateau_of(full) if len(full) >= QUEUED_LEAST else None
 
 
 def plateau(points: Sequence[Point], slots: float) -> Plateau | None:
@@ -224,8 +252,10 @@ def plateau(points: Sequence[Point], slots: float) -> Plateau | None:
     An engine that is throttled, or runs a new kernel, is full at another rate than it was yesterday.
     """
     full = saturated_points(points, slots)[-RECENT_SATURATED:]
-    if len(full) < 6:
-        return None
+    return _plateau_of(full) if len(full) >= 6 else None
+
+
+def _plateau_of(full: Sequence[Point]) -> Plateau | None:
     rates = np.asarray([p.decode_events / p.length_s for p in full], np.float64)
     median = float(np.median(rates))
     if median <= 0:

@@ -471,6 +471,25 @@ def test_an_engine_that_slows_down_is_noticed_before_the_curve_follows():
     assert found.low_tokens_per_s <= 64 / (1.4 * (0.012 + 1.2e-4 * 64)) <= found.high_tokens_per_s
 
 
+def test_a_token_budget_nobody_named_is_seen_where_prompts_queue():
+    # 8,000 prompt tokens for 50 steps: full steps of 100 ms with 12 decoding, 120 steps/s, slots half empty
+    rng = np.random.default_rng(2)
+    points = [
+        Point(
+            10.0 * i, 10, 12.0, 0.1, 1200 * float(rng.normal(1, 0.02)), completed=24, prompt_tokens=192_000,
+            prompt_tokens_computed=192_000, running=40, waiting=5,
+        )
+        for i in range(120)
+    ]  # fmt: skip
+    found = estimate_capacity(points, EngineLimits(max_num_seqs=128), np.random.default_rng(1))
+    assert (found.method, found.grade) == (Method.OBSERVED_SATURATION, Grade.A)
+    assert "saturated_by_its_queue" in found.flags
+    assert found.tokens_per_s == pytest.approx(120, rel=0.02)
+    # nothing of the kind where nobody waits
+    idle = [replace(p, waiting=0) for p in points]
+    assert estimate_capacity(idle, EngineLimits(128), np.random.default_rng(1)).method is Method.CURVE
+
+
 def test_output_length_is_not_biased_by_requests_still_running():
     # from empty to 100 running: they decoded 0.82 x 300 steps each that no completion accounts for
     decoded = 300.0 * 200 + 100 * 0.82 * 300
