@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from control import audit
 from control.fetch import FetchFailed, is_allowed, split_url
 from control.roles import Actor, Permission, require
-from control.tables import AlertRow, NodeRow, NodeSourceRow, PoolRow
+from control.tables import AlertRow, DiscoveredNodeRow, NodeRow, NodeSourceRow, PoolRow
 from fleet.errors import Conflict, InvalidInput, NotFound
 from fleet.messages import PRICE_CLASSES
 
@@ -125,7 +125,7 @@ def add_node(
     price_class: str = "on_demand",
     metrics_path: str = "/metrics",
 ) -> None:
-    """Register a node, or take back one that was removed; the next round asks it.
+    """Register a node, or take back one that was removed; the next round asks it. It is nobody's find.
 
     Raises InvalidInput for a bad name, address or price class, NotFound for an unknown pool, Conflict if
     the name is in use or another node has the address.
@@ -164,6 +164,7 @@ def add_node(
                 session.add(row)
             row.pool, row.base_url, row.metrics_path = pool, origin, metrics_path
             row.price_class, row.state, row.removed_at = price_class, "active", None
+            session.execute(delete(DiscoveredNodeRow).where(DiscoveredNodeRow.node == name))
     except IntegrityError as exc:
         raise Conflict(f"node {name} exists", hint="Choose another name", field="name") from exc
     detail = {"url": origin, "pool": pool, "price_class": price_class}

@@ -101,9 +101,8 @@ def source_lines(sources: Sequence[SourceView]) -> list[str]:
     said: list[str] = []
     for source in sources:
         if is_failing(source):
-            said.append(
-                f"{source.name} fails: {source.problem}. Its {words.plural(source.nodes, 'node')} stay."
-            )
+            kept = f" Its {words.plural(source.nodes, 'node')} stay." if source.nodes else ""
+            said.append(f"{source.name} fails: {source.problem}.{kept}")
         said += [f"{source.name} left out {remark}." for remark in source.remarks]
     return said
 

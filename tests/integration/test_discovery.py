@@ -232,6 +232,14 @@ def test_a_node_added_by_hand_wins_and_one_removed_by_hand_stays_out(
         await r.tick(10.0)
         assert set(r.nodes()) == {"mine"}
         assert "b: was removed by hand" in " ".join(r.source().remarks)
+        with session_scope(r.database.engine) as session:
+            commands_fleet.add_node(
+                session, ADMIN, name="b", url="http://10.0.0.3:8000", pool="p", now=r.clock.now()
+            )
+        await r.tick(10.0)
+        assert r.nodes()["b"] == "http://10.0.0.3:8000/metrics"  # by hand now: discovery moves it no more
+        with Session(r.database.engine) as session:
+            assert origins(session)["b"].source is None
 
     run(test)
 
