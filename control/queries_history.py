@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import RowMapping, text
+from sqlalchemy import RowMapping, func, select, text
 from sqlalchemy.orm import Session
 
 from control import rollup_due
@@ -29,7 +29,7 @@ from control.queries_fleet import (
 )
 from control.queries_latency import METRICS, LatencyView, Metric, latency_view
 from control.rollup_sql import added_buckets, lift, plain
-from control.tables_rollup import ENGINE, HEALTH, Family, Level
+from control.tables_rollup import ENGINE, HEALTH, Family, Level, RollupDueRow
 from fleet.readings import Histogram
 
 EngineScope = Literal["node", "pool", "fleet"]
@@ -275,16 +275,23 @@ def read_rows(
             parts.append(lift(family, table, where, only))
         else:
             parts.append(plain(family, table, where, only))
-            at = _rolled_until(session, step, at, until, f"{table} WHERE {where}", read.given)
+            at = max(at, _rolled_until(session, step, until))
             read.given[f"{step}_until{tag}"] = at
     return replace(read, source=" UNION ALL ".join(parts), rounds_from=at)
 
 
-def _rolled_until(
-    session: Session, level: Level, first: datetime, until: datetime, rows: str, given: dict[str, Any]
-) -> datetime:
-    """Return where the rows of `level` end, not long before `until`: what follows is read a level below."""
-    width = rollup_due.WIDTH[level]
-    newest: datetime | None = session.execute(text(f"SELECT max(at) FROM {rows}"), given).scalar_one()  # noqa: S608
-    end = first if newest is None else newest + width
-    return max(end, aligned(until - TAIL_MAX[level], width.total_seconds()))
+def _rolled_until(session: Session, level: Level, until: datetime) -> datetime:
+    """Return from where on rows of `level` are not made yet, at most `TAIL_MAX` before `until`.
+
+    Every minute with a round not rolled up is marked, and its hour with it or from its first minute on.
+    """
+    width_s = rollup_due.WIDTH[level].total_seconds()
+    levels = [Level.MINUTE.value] if level is Level.MINUTE else [Level.MINUTE.value, Level.HOUR.value]
+    oldest = session.scalar(
+        select(func.min(RollupDueRow.at)).where(
+            RollupDueRow.level.in_(levels),
+            RollupDueRow.at >= aligned(until - TAIL_MAX[level], width_s),
+            RollupDueRow.at < until,
+        )
+    )
+    return until if oldest is None else aligned(oldest, width_s)
