@@ -217,9 +217,7 @@ class HealthRow(Base):
     partial: Mapped[bool] = mapped_column(server_default=text("false"))
     detail: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # explanation, stale nodes
     __table_args__ = (
-        CheckConstraint(
-            "scope IN ('fleet', 'pool', 'node', 'engine', 'model', 'tier')", name="scope"
-        ),
+        CheckConstraint("scope IN ('fleet', 'pool', 'node', 'engine', 'model', 'tier')", name="scope"),
         Index("ix_health_scope_name_at", "scope", "name", "at"),
         Index("ix_health_at_brin", "at", postgresql_using="brin"),
         {"postgresql_partition_by": "RANGE (at)"},
