@@ -143,15 +143,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--at-most-s", type=float, default=float("inf"))
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     clock = SystemClock()
     begun_s = clock.monotonic_s()
     work = jobs(args.first_seed, args.each, args.pairs, args.kinds)
+    random.Random(args.first_seed).shuffle(work)  # a run that is cut short has some of every kind
     with multiprocessing.Pool(args.processes) as pool:
         outcomes: list[Outcome] = []
         for outcome in pool.imap_unordered(judge, work):
             outcomes.append(outcome)
+            if clock.monotonic_s() - begun_s > args.at_most_s:
+                break
             if outcome.wrong or outcome.missed:
                 print(
                     f"{outcome.kind} seed {outcome.seed}: {words_of(outcome)}", file=sys.stderr, flush=True
