@@ -24,7 +24,7 @@ GAUGE_PAGES_MIN = 6
 GAUGE_AFTER_S = 45.0
 #: A process that says it began this long before the page of another was read was there all along.
 START_SLACK_S = 120.0
-#: Start times before 2020 are of a clock that was never set, or of a simulated one: they only have an order.
+#: Start times before 2020 are of a clock nobody set, or of a simulated one: they only have an order.
 CLOCKS_FROM_S = 1_577_836_800.0
 _KEPT = 24
 
