@@ -21,6 +21,7 @@ HOT_Z = 5.0  # and beyond what chance gives
 CROWD_SHARE = 0.35
 CROWD_FACTOR = 2.0  # others' wait while the tenant is heavy, against while it is light
 MIN_MINUTES = 4
+ASKS_MORE = 1.3
 ATTEMPTS = 1.3
 REFUSED = 0.1
 RATIO_SAME = 0.7
@@ -133,6 +134,8 @@ def _crowd(facts: Facts, name: str) -> Crowd | None:
         return None
     busy = {at_s for at_s, n in load.items() if n >= (low + high) / 2}
     calm = {at_s for at_s, n in load.items() if n <= low + (high - low) / 4}
+    if not _asks_more(own, busy, calm):
+        return None  # its requests pile up, but it sends no more of them: the cause lies elsewhere
     held = sum(everybody[at_s] for at_s in busy)
     tenants = len({f.tenant for f in facts.flows})
     share = sum(load[at_s] for at_s in busy) / held if held else 0.0
@@ -155,6 +158,17 @@ def _crowd(facts: Facts, name: str) -> Crowd | None:
     if busy_s < CROWD_FACTOR * calm_s or (late or 0.0) <= 1 - facts.evidence.goals.attainment_ratio:
         return None
     return name, share, fair, busy_s, calm_s, _tokens_by_minute(own)
+
+
+def _asks_more(flows: list[FlowFacts], busy: set[float], calm: set[float]) -> bool:
+    """Return whether a tenant offers more a minute while busy than while calm; unknown counts as yes."""
+    minutes = {
+        at_s: known_sum(s.offered for s in group)
+        for at_s, group in in_buckets(_slices(flows), lambda s: s.ended_at_s)
+    }
+    more = [n for at_s in busy if (n := minutes.get(at_s)) is not None]
+    less = [n for at_s in calm if (n := minutes.get(at_s)) is not None]
+    return not more or not less or sum(more) / len(more) > ASKS_MORE * sum(less) / len(less)
 
 
 def _fair_share(flows: tuple[FlowFacts, ...], name: str, tenants: int) -> float:
