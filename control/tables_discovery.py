@@ -75,10 +75,10 @@ class GpuSampleRow(Base):
     __tablename__ = "gpu_sample"
     at: Mapped[datetime] = mapped_column(primary_key=True)
     node: Mapped[str] = mapped_column(primary_key=True)
-    used_ratio: Mapped[list[float | None]] = mapped_column(ARRAY(REAL()))
-    power_w: Mapped[list[float | None]] = mapped_column(ARRAY(REAL()))
-    memory_used_ratio: Mapped[list[float | None]] = mapped_column(ARRAY(REAL()))
-    temperature_c: Mapped[list[float | None]] = mapped_column(ARRAY(REAL()))
+    used_ratio: Mapped[list[float | None]] = mapped_column(ARRAY(REAL[float]()))
+    power_w: Mapped[list[float | None]] = mapped_column(ARRAY(REAL[float]()))
+    memory_used_ratio: Mapped[list[float | None]] = mapped_column(ARRAY(REAL[float]()))
+    temperature_c: Mapped[list[float | None]] = mapped_column(ARRAY(REAL[float]()))
     __table_args__ = (Index("ix_gpu_sample_node_at", "node", "at"),)
 
 
