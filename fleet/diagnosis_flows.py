@@ -42,7 +42,7 @@ def hot_node(facts: Facts, pool: PoolFacts) -> Finding | None:
         and _suffers(facts, e)
     ]
     others = [e for e in engines if e not in hot]
-    if not hot or len(hot) > len(engines) // 3 or any(_is_queueing(e) for e in others) or not median:
+    if not hot or 2 * len(hot) >= len(engines) or any(_is_queueing(e) for e in others) or not median:
         return None
     worst = max(hot, key=lambda e: e.arrivals or 0)
     share = sum(e.arrivals or 0 for e in hot) / float(counts.sum())
