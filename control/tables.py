@@ -37,6 +37,14 @@ from control.tables_fleet import (
     ScrapeFailureRow,
 )
 from control.tables_flow import FlowMinuteRow, FlowNowRow
+from control.tables_months import (
+    AllocationRuleRow,
+    CommitmentRow,
+    MonthCloseRow,
+    MonthClosingRow,
+    MonthCorrectionRow,
+    MonthLineRow,
+)
 from control.tables_people import AccountRow, ApiTokenRow, SignInFailureRow, SignInRow, TenantKeyRow
 from control.tables_policy import (
     AckRow,
@@ -65,12 +73,14 @@ __all__ = [
     "AlertRuleRow",
     "AlertSilenceRow",
     "AlertTimerRow",
+    "AllocationRuleRow",
     "ApiTokenRow",
     "AssignmentRow",
     "AuditRow",
     "Base",
     "CapacityEstimateRow",
     "CommandKeyRow",
+    "CommitmentRow",
     "DiscoveredNodeRow",
     "DiscoverySourceRow",
     "EndpointSeenRow",
@@ -84,6 +94,10 @@ __all__ = [
     "HealthRow",
     "HistogramEdgesRow",
     "LeaseRow",
+    "MonthCloseRow",
+    "MonthClosingRow",
+    "MonthCorrectionRow",
+    "MonthLineRow",
     "NodeEndpointRow",
     "NodeQuarterRow",
     "NodeRow",

@@ -25,7 +25,18 @@ NAMING = {
 #: Tables partitioned by day on `at`; partitions are made ahead and dropped by retention.
 PARTITIONED = ("sample", "gateway_sample", "health")
 #: Tables that a trigger keeps append-only.
-APPEND_ONLY = ("policy_revision", "audit", "ack", "usage_record", "price")
+APPEND_ONLY = (
+    "policy_revision",
+    "audit",
+    "ack",
+    "usage_record",
+    "price",
+    "month_close",
+    "month_line",
+    "month_correction",
+    "commitment",
+    "allocation_rule",
+)
 
 
 class Base(DeclarativeBase):

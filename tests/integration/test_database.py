@@ -186,6 +186,7 @@ def insert_one_row(connection: psycopg.Connection, table: str) -> None:
         connection.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{check}"')
     samples = {"text": "'x'", "int8": "1", "int4": "1", "int2": "1", "float8": "1", "numeric": "1"}
     samples |= {"timestamptz": "now()", "jsonb": "'{}'", "_text": "'{}'", "bool": "true", "date": "now()"}
+    samples |= {"bytea": "''"}
     names = ", ".join(name for name, _ in columns)
     connection.execute(
         f"INSERT INTO {table} ({names}) VALUES ({', '.join(samples[t] for _, t in columns)})"
