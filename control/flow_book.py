@@ -136,7 +136,7 @@ class FlowBook:
         mu, rho_low, rho_high = self._capacity(subject, verdicts)
         recent = kept.recent(at_s, 100 * 60.0)
         state = assess_equilibrium(
-            [m.minute for m in recent],
+            kept.unbroken(at_s, 100 * 60.0),
             waiting=slices.waiting.get(subject),
             longest_wait_s=self._longest_wait_s(subject),
             mu=mu,

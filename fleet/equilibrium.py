@@ -17,6 +17,7 @@ from fleet.little import age_share
 from fleet.queueing import flow_z
 from fleet.tail_trend import MIN_POINTS, RUN, WINDOWS, TailPoint, TailTrend, tail_trend
 
+PRESENT_MIN = 5.0  # a trend that ended longer ago is none of the present
 FLOW_Z = 3.0
 FLOW_WINDOWS = 2  # consecutive minutes
 AGE_SHARE = 0.1
@@ -134,7 +135,8 @@ def trend_signal(minutes: Sequence[Minute]) -> tuple[Signal, TailTrend | None]:
     """
     found = [(name, trend) for name, trend in _trends(minutes) if trend is not None]
     if not found:
-        return Signal("trend", None, f"fewer than {MIN_POINTS} minutes of p50 and p99"), None
+        few = f"fewer than {MIN_POINTS} minutes with p50 and p99, or none of the last {PRESENT_MIN:.0f}"
+        return Signal("trend", None, few), None
     name, trend = max(found, key=lambda one: (one[1].is_certain, one[1].is_significant, one[1].growth))
     is_raised = trend.is_still and (trend.is_significant or trend.is_certain)
     return Signal("trend", is_raised, trend.words(f"p99 of {name}" if name else "p99")), trend
@@ -151,8 +153,18 @@ def _trends(minutes: Sequence[Minute]) -> list[tuple[str, TailTrend | None]]:
         if m.ttft_p50_s is not None and m.ttft_p99_s is not None
     ]
     if not first:
-        return [("", tail_trend(whole))]
-    return [("end-to-end latency", tail_trend(whole)), ("time to first token", tail_trend(first))]
+        return [("", _present(whole, recent))]
+    return [
+        ("end-to-end latency", _present(whole, recent)),
+        ("time to first token", _present(first, recent)),
+    ]
+
+
+def _present(points: Sequence[TailPoint], minutes: Sequence[Minute]) -> TailTrend | None:
+    """Return the trend of `points`; None when the last minutes had too few requests for any of them."""
+    if not points or minutes[-1].at_min - points[-1].at_min > PRESENT_MIN:
+        return None
+    return tail_trend(points)
 
 
 def backlog_signal(waiting: int | None, longest_wait_s: float, mu: float | None) -> Signal:

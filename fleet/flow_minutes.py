@@ -88,7 +88,7 @@ class FlowMinutes:
         return closed
 
     def _newest_s(self) -> float:
-        return self.minutes[-1].ended_at_s - self._width_s if self.minutes else float("-inf")
+        return self.minutes[-1].ended_at_s if self.minutes else float("-inf")
 
     def _index(self, part: FlowSlice) -> int:
         return -floor(-part.at_s / self._width_s)  # a round that ends on the mark belongs to what it ends
@@ -115,6 +115,24 @@ class FlowMinutes:
     def recent(self, now_s: float, span_s: float) -> list[FlowMinute]:
         """Return the whole minutes of the last `span_s`."""
         return [m for m in self.minutes if m.ended_at_s > now_s - span_s]
+
+    def unbroken(self, now_s: float, span_s: float) -> list[Minute]:
+        """Return the last `span_s` as the detector sees it: an unknown minute wherever some are missing.
+
+        So that two minutes with a gap between them do not pass for successive ones, nor the last one before
+        a silence for the present.
+        """
+        found: list[Minute] = []
+        for kept in self.recent(now_s, span_s):
+            self._bridge(found, kept.ended_at_s - self._width_s)
+            found.append(kept.minute)
+        self._bridge(found, now_s - 2 * self._width_s)
+        return found
+
+    def _bridge(self, found: list[Minute], begins_s: float) -> None:
+        """Add an unknown minute that ends at `begins_s` where the last one ended well before that."""
+        if found and begins_s / 60 - found[-1].at_min > 0.5 * self._width_s / 60:
+            found.append(Minute(begins_s / 60))
 
 
 def flow_minute(

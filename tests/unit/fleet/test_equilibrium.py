@@ -127,6 +127,15 @@ def test_growth_that_is_over_is_not_called_for_ever():
     assert assess_equilibrium(minutes(risen)).balance is Balance.EQUILIBRIUM
 
 
+def test_a_doubling_that_nobody_has_measured_for_minutes_is_not_the_present():
+    risen = minutes([2 * 2 ** (i / 15) for i in range(31)])
+    quiet = [Minute(at_min=31.0 + i, arrivals=3, departures=3) for i in range(10)]  # too few for a p99
+    assert assess_equilibrium(risen + quiet[:4]).balance is Balance.UNSTABLE
+    found = assess_equilibrium(risen + quiet)
+    assert found.balance is Balance.EQUILIBRIUM
+    assert found.signals[2].is_raised is None
+
+
 def test_time_to_first_token_that_doubles_under_long_answers_is_seen():
     rows = [
         replace(m, ttft_p50_s=0.2, ttft_p99_s=0.5 * 2 ** (i / 15))

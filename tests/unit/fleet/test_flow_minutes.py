@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.equilibrium import Minute
 from fleet.flow_minutes import FlowMinutes, FlowSlice, StageCount, flow_minute, width_s
 from fleet.readings import Histogram
 from fleet.slo_windows import GoodCount
@@ -22,7 +23,7 @@ def slice_(at_s: float, **changes) -> FlowSlice:
         "time": Histogram(EDGES, (0, 20, 0, 0), 40.0),
         "good": GoodCount(20, 19, 19),
     }
-    return FlowSlice(at_s, 10.0, **(known | changes))
+    return FlowSlice(at_s, changes.pop("length_s", 10.0), **(known | changes))
 
 
 def closed_by(slices: list[FlowSlice], period_s: float = 10.0) -> list:
@@ -81,6 +82,27 @@ def test_a_slice_that_is_not_newer_changes_nothing():
     assert found is not None
     assert found.minute.arrivals is None  # one round of six
     assert found.covered_s == 10.0
+
+
+def test_a_minute_that_was_kept_already_is_not_made_again():
+    # a controller with rounds of a minute goes on after one with rounds of ten seconds: two-minute marks
+    minutes = FlowMinutes(60.0)
+    minutes.minutes.append(flow_minute([slice_(10.0 * n) for n in range(7, 13)], 120.0, 60.0))
+    for at_s in (120.0, 180.0, 240.0, 300.0):
+        minutes.add(slice_(at_s, length_s=60.0))
+    assert [m.minute.at_min for m in minutes.minutes] == [2.0, 4.0]
+    assert minutes.minutes[-1].covered_s == 120.0
+
+
+def test_minutes_with_a_gap_between_them_are_not_successive():
+    minutes = FlowMinutes(10.0)
+    for n in [*range(1, 13), *range(61, 68)]:  # two minutes, eight without a round, one more
+        minutes.add(slice_(10.0 * n))
+    assert [m.arrivals for m in minutes.unbroken(670.0, 3600.0)] == [120, 120, None, 120]
+    # the newest ended at 660 s: it is the present at 670 s, and ten minutes later it is not
+    assert minutes.unbroken(670.0, 3600.0)[-1].at_min == 11.0
+    assert minutes.unbroken(1260.0, 3600.0)[-1] == Minute(19.0)
+    assert FlowMinutes(10.0).unbroken(670.0, 3600.0) == []
 
 
 def test_long_rounds_make_long_minutes():
