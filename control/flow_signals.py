@@ -261,8 +261,8 @@ class SignalBook:
 
     def _retries(self, at_s: float) -> FlowSignal:
         recent = [use for uses in self._uses.values() for use in uses if use.at_s > at_s - RETRY_S]
-        offered = sum(use.offered for use in recent)
         known = [use.repeated for use in recent if use.repeated is not None]
+        offered = sum(use.offered for use in recent if use.repeated is not None)
         if not known or offered < MIN_OFFERED:
             words = "the gateways do not count repetitions" if recent and not known else "too few requests"
             return FlowSignal(FlowRule.RETRY_STORM, "fleet", "", None, words)
@@ -275,11 +275,11 @@ class SignalBook:
 
 
 def _added(one: _Use, other: _Use) -> _Use:
-    known = [r for r in (one.repeated, other.repeated) if r is not None]
+    whole = one.repeated is not None and other.repeated is not None
     return _Use(
         one.at_s,
         one.offered + other.offered,
-        sum(known) if known else None,
+        (one.repeated or 0) + (other.repeated or 0) if whole else None,
         one.dispatched + other.dispatched,
         one.shed + other.shed,
         one.tokens + other.tokens,

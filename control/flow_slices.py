@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from control.rounds import GatewayResult, Round
 from fleet.flow_minutes import FlowSlice, StageCount
 from fleet.histograms import merge
+from fleet.load import OWN_LIMITS
 from fleet.outcomes import SHED, TIERS, Outcome, Tier
 from fleet.policy import Policy
 from fleet.readings import EngineWindow, Histogram
@@ -22,18 +23,7 @@ from fleet.slo_windows import GoodCount, good_count
 Subject = tuple[str, str]  # scope, name
 FLEET: Subject = ("fleet", "")
 _EVICTED = frozenset({Outcome.EVICTED_WAIT, Outcome.EVICTED_DISPLACED})
-#: Refused because of the tenant's own limits or the request itself: no fault of the service.
-_OWN = frozenset(
-    {
-        Outcome.REJECTED_QUOTA_RATE,
-        Outcome.REJECTED_QUOTA_TOKENS,
-        Outcome.REJECTED_QUOTA_REQUESTS,
-        Outcome.REJECTED_QUOTA_BUDGET,
-        Outcome.REJECTED_TOO_LARGE,
-        Outcome.REJECTED_TIER,
-    }
-)
-CAPACITY_REFUSALS = SHED - _OWN
+CAPACITY_REFUSALS = SHED - OWN_LIMITS
 _FAILED = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT})
 
 
@@ -79,7 +69,8 @@ class Slicer:
         engines = [window for parts in windows.values() for window in parts]
         if engines:
             slices[FLEET] = _fleet(engine_slice(at_s, engines, objective), tiers)
-        return RoundSlices(slices, _offered(slices, tiers), _waiting(windows, tiers))
+        is_read = bool(tiers) or not round_.gateways
+        return RoundSlices(slices, _offered(slices, tiers), _waiting(windows, tiers, is_read=is_read))
 
     def _tiers(
         self, round_: Round, at_s: float, policy: Policy | None, objective: Objective
@@ -213,6 +204,8 @@ def tier_count(
         departures=None if growth is None else max(0, admitted - growth),
         inside=float(queued),
         time=waits,
+        time_extra_s=evicted * timeout_s if timeout_s is not None else 0.0 if not evicted else None,
+        unserved=evicted,
         ttft=first,
         stages={"gateway_queue": _queue_stage(float(queued), waits, evicted, timeout_s)},
         good=good_count(objective, first, lost=lost) if first is not None or lost else None,
@@ -240,7 +233,8 @@ def _fleet(engines: FlowSlice, tiers: dict[Tier, TierCount]) -> FlowSlice:
         arrivals = None
     else:
         arrivals = max(0, engines.arrivals + sum(known))
-    waits = [q.time.sum for q in queues if q.time is not None]
+    waited = [q.time.sum for q in queues if q.time is not None] + [q.time_extra_s for q in queues]
+    waited_s = [seconds for seconds in waited if seconds is not None]
     goods = [q.good for q in queues if q.good is not None]
     good = sum(goods, GoodCount()) if goods else engines.good
     return FlowSlice(
@@ -250,7 +244,8 @@ def _fleet(engines: FlowSlice, tiers: dict[Tier, TierCount]) -> FlowSlice:
         departures=engines.departures,
         inside=None if engines.inside is None else engines.inside + sum(q.inside or 0.0 for q in queues),
         time=engines.time,
-        time_extra_s=sum(w for w in waits if w is not None),
+        # those who waited in vain held places too, and are no departures of the fleet
+        time_extra_s=sum(waited_s) if len(waited_s) == len(waited) else None,
         ttft=engines.ttft,
         stages=_queue_of(queues) | engines.stages,
         good=good,
@@ -291,10 +286,15 @@ def _offered(
     return found
 
 
-def _waiting(windows: dict[str, list[EngineWindow]], tiers: dict[Tier, TierCount]) -> dict[Subject, int]:
-    """Return who waits now: in the engines of a pool, in a tier's queues, anywhere."""
+def _waiting(
+    windows: dict[str, list[EngineWindow]], tiers: dict[Tier, TierCount], *, is_read: bool
+) -> dict[Subject, int]:
+    """Return who waits now: in the engines of a pool, in a tier's queues, anywhere.
+
+    `is_read`: the gateways' queues are known; else who waits anywhere is not.
+    """
     found: dict[Subject, int] = {}
-    total: int | None = sum(count.queued or 0 for count in tiers.values())
+    total: int | None = sum(count.queued or 0 for count in tiers.values()) if is_read else None
     for pool, parts in windows.items():
         waiting = _sum([w.waiting for w in parts])
         if waiting is not None:

@@ -43,7 +43,8 @@ class FlowSlice:
     departures: int | None = None
     inside: float | None = None  # at the end of the round
     time: Histogram | None = None  # in the system, of those that left
-    time_extra_s: float = 0.0  # spent before `time` begins, by all that left together
+    time_extra_s: float | None = 0.0  # spent in the system by all that left together, beyond `time`
+    unserved: int = 0  # of the departures: not in `time`, theirs is part of `time_extra_s`
     ttft: Histogram | None = None
     stages: dict[str, StageCount] = field(default_factory=dict[str, StageCount])
     good: GoodCount | None = None
@@ -146,9 +147,6 @@ def flow_minute(
     covered_s = sum(s.length_s for s in slices)
     is_covered = sum(s.length_s for s in balanced) >= MIN_COVERED * width_s
     time, ttft = _merged(s.time for s in slices), _merged(s.ttft for s in slices)
-    time_sum_s = (
-        None if time is None or time.sum is None else time.sum + sum(s.time_extra_s for s in slices)
-    )
     has_places = all(s.inside is not None and (s.time is not None or not s.departures) for s in slices)
     quantiles = [_quantile(h, q) for h in (time, ttft) for q in (0.5, 0.99)]
     minute = Minute(
@@ -158,9 +156,7 @@ def flow_minute(
         mean_in_system=_average([s.inside for s in slices], slices, before and before.inside)
         if has_places and is_covered
         else None,
-        time_mean_s=time_sum_s / time.count
-        if time is not None and time.count and time_sum_s is not None
-        else None,
+        time_mean_s=_mean_time(time, slices),
         p50_s=quantiles[0],
         p99_s=quantiles[1],
         length_s=sum(s.length_s for s in balanced) or covered_s or width_s,
@@ -174,6 +170,14 @@ def flow_minute(
 
 def _merged(parts: Iterable[Histogram | None]) -> Histogram | None:
     return merge(part for part in parts if part is not None)
+
+
+def _mean_time(time: Histogram | None, slices: Sequence[FlowSlice]) -> float | None:
+    """Return the mean time in the system of all that left, those who waited in vain included."""
+    extra = [s.time_extra_s for s in slices if s.time_extra_s is not None]
+    if time is None or time.sum is None or not time.count or len(extra) < len(slices):
+        return None
+    return (time.sum + sum(extra)) / (time.count + sum(s.unserved for s in slices))
 
 
 def _quantile(histogram: Histogram | None, q: float) -> float | None:

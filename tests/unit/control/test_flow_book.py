@@ -163,6 +163,33 @@ def test_a_gateway_that_could_not_be_read_leaves_the_tiers_unknown_not_empty():
     assert ("tier", "interactive") not in [s.subject for s in found.states]
 
 
+def test_without_the_gateways_queues_nobody_knows_the_backlog_of_the_fleet():
+    world = World(gateways=True)
+    for _ in range(13):
+        world.round(None, flow(queued_requests=500))
+    found = world.round(None, gateway=GatewayResult("g1", None, Reason.TIMEOUT, "late"))
+    fleet = next(s for s in found.states if s.subject == ("fleet", ""))
+    assert {s.name: s.is_raised for s in fleet.state.signals}["backlog"] is None
+
+
+def test_those_who_waited_in_vain_explain_their_places():
+    world = World(gateways=True)
+    # 6/s wait 1.5 s in vain, 12/s wait 0.05 s: 9.6 places in the queue; 48 in the engines
+    half = flow(
+        offered=180, dispatched=120, queued_requests=9, outcomes={"completed": 120, "evicted_wait": 60},
+        histograms={"queue_wait_s": spread(120, 0.05), "ttft_s": spread(120, 0.4)},
+    )  # fmt: skip
+    for _ in range(19):
+        found = world.round(None, half)
+    for subject, held in ((("tier", "interactive"), 9.6), (("fleet", ""), 57.6)):
+        newest = next(s for s in found.states if s.subject == subject).newest
+        assert newest is not None
+        m = newest.minute
+        assert m.departures is not None
+        assert m.time_mean_s is not None
+        assert m.departures / m.length_s * m.time_mean_s == pytest.approx(held)
+
+
 def test_the_objective_counts_what_was_refused_for_capacity_and_not_the_callers_own_limits():
     world = World(gateways=True)
     outcomes = {"completed": 120, "rejected_queue_full": 20, "rejected_quota_rate": 60}
@@ -226,6 +253,11 @@ def test_attempts_for_each_request_need_gateways_that_count_them():
     for _ in range(13):
         found = old.round(None, flow(repeated=None))
     assert signal(found, FlowRule.RETRY_STORM).value is None
+    # only who counts repetitions counts: 120 requests, 60 of them tried again
+    mixed = World(gateways=True)
+    for _ in range(13):
+        found = mixed.round(None, flow(repeated=None, tenant="globex"), flow(offered=120, repeated=60))
+    assert signal(found, FlowRule.RETRY_STORM).value == pytest.approx(2.0)
 
 
 def test_an_idle_fleet_has_no_value_of_anything_but_nothing_bad():
