@@ -11,7 +11,7 @@ from datetime import datetime
 import streamlit as st
 
 from control.queries_alerts import AlertBook, AlertEntry
-from dashboard import alert_actions, components
+from dashboard import alert_controls, components
 from dashboard import tables_alerts as tables
 from dashboard import viewmodels_alerts as vm
 from dashboard.times import Zone
@@ -26,7 +26,7 @@ def now(book: AlertBook, entry: AlertEntry | None, at: datetime, zone: Zone) -> 
         if heading == "Open" and not entries:
             st.markdown("Nothing is open.")
         for together in vm.grouped(others):
-            alert_actions.group(together, at, zone)
+            alert_controls.group(together, at, zone)
 
 
 def over(book: AlertBook, _entry: AlertEntry | None, at: datetime, zone: Zone) -> None:

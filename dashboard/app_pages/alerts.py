@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import alert_actions, alert_views, components, data, data_alerts, state
+from dashboard import alert_controls, alert_views, components, data, data_alerts, state
 from dashboard import viewmodels_alerts as vm
 
 st.title("Alerts")
 chosen = state.filters()
-alert_actions.asked_runbook()
+alert_controls.asked_runbook()
 linked = str(st.query_params.get("alert", ""))
 show = st.segmented_control(
     "Show",
@@ -34,19 +34,19 @@ def live() -> None:
     if linked and entry is None:
         st.info(f"Alert {linked[:20]} is not open and not of the last week.")
     elif entry is not None:
-        alert_actions.row(vm.row(entry, at, chosen.zone), is_linked=True)
+        alert_controls.row(vm.row(entry, at, chosen.zone), is_linked=True)
     alert_views.VIEWS[show](book, entry, at, chosen.zone)
 
 
 components.live(live, chosen.tick_s())
 now = data_alerts.book().value
-alert_actions.dialogs(now)
+alert_controls.dialogs(now)
 if now is not None and show == "Now" and now.silences:
     st.subheader("Silences that hold")
-    alert_actions.silences(now.silences, chosen.zone)
+    alert_controls.silences(now.silences, chosen.zone)
 if now is not None and show == "Rules":
     st.subheader("Change a rule")
-    alert_actions.change_rule(now.rules)
+    alert_controls.change_rule(now.rules)
 if now is not None and show == "Notices":
-    alert_actions.webhook_buttons(now.webhooks)
+    alert_controls.webhook_buttons(now.webhooks)
     st.caption("Add one: `rhodeck webhooks add NAME URL`, or `--kind alertmanager`.")

@@ -8,7 +8,7 @@ from dashboard import components, data, data_quality, state, tables
 from dashboard import viewmodels_node as vm
 from dashboard import viewmodels_quality as vm_quality
 from dashboard.hardware_panel import hardware_panel
-from dashboard.node_actions import node_actions
+from dashboard.node_controls import node_controls
 from dashboard.viewmodels import QUALITY_PAGE
 from dashboard.viewmodels_history import resolution
 from dashboard.viewmodels_rho import occupancy
@@ -73,4 +73,4 @@ components.live(live, chosen.tick_s())
 shown = data.node(name, chosen.span_s).value
 if shown is not None:
     st.subheader("Actions")
-    node_actions(name, shown.row.state)
+    node_controls(name, shown.row.state)

@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import components, data, data_nodes, state, tables_nodes
 from dashboard import viewmodels_nodes as vm
-from dashboard.node_actions import node_actions
+from dashboard.node_controls import node_controls
 from dashboard.node_forms import node_form, source_actions, source_form
 
 st.title("Nodes")
@@ -44,7 +44,7 @@ if now is not None:
         st.markdown("**One node**")
         states = {node.name: node.state for node in now.nodes}
         name = st.selectbox("Node", list(states), key="change_node", width=320)
-        node_actions(name, states[name])
+        node_controls(name, states[name])
     with st.expander("Add a node"):
         node_form(pools)
     with st.expander("Add a discovery source"):

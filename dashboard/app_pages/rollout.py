@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import components, data, state, tables
 from dashboard import viewmodels_rollout as vm
-from dashboard.rollout_actions import rollout_actions
+from dashboard.rollout_controls import rollout_controls
 
 st.title("Rollout")
 chosen = state.filters()
@@ -38,5 +38,5 @@ components.live(live, chosen.tick_s(fast=True))
 newest = data.rollout().value
 if newest is not None:
     st.subheader("Steer")
-    rollout_actions(newest.rollout)
+    rollout_controls(newest.rollout)
     st.page_link("app_pages/policy.py", label="Policy: edit or roll back")

@@ -30,13 +30,13 @@ def shown(at: AppTest, view: str) -> AppTest:
 
 
 def silence_script() -> None:
-    from dashboard import access, alert_actions, data_alerts, state
+    from dashboard import access, alert_controls, data_alerts, state
 
     state.show_flash()
     access.look_up(is_active=True)
     book = data_alerts.book().value
     assert book is not None
-    alert_actions.silence_body(book.unresolved[0])
+    alert_controls.silence_body(book.unresolved[0])
 
 
 def actions_of(database: FreshDatabase) -> list[str]:

@@ -17,19 +17,19 @@ pytestmark = pytest.mark.postgres
 
 
 def drain_script() -> None:
-    from dashboard import access, node_actions, state
+    from dashboard import access, node_controls, state
 
     state.show_flash()
     access.look_up(is_active=True)
-    node_actions.confirm_body("n1", "drain")
+    node_controls.confirm_body("n1", "drain")
 
 
 def promote_script() -> None:
-    from dashboard import access, rollout_actions, state
+    from dashboard import access, rollout_controls, state
 
     state.show_flash()
     access.look_up(is_active=True)
-    rollout_actions.confirm_body("promote")
+    rollout_controls.confirm_body("promote")
 
 
 def recorded(database: FreshDatabase) -> list[tuple[str, str, str]]:

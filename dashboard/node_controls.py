@@ -26,7 +26,7 @@ WORDS: dict[NodeVerb, tuple[str, str]] = {
 }
 
 
-def node_actions(name: str, node_state: str) -> None:
+def node_controls(name: str, node_state: str) -> None:
     """Draw the buttons that fit the node's state; disabled with the reason for who may not."""
     why_not = access.current().may_not(Permission.MANAGE_FLEET)
     with st.container(horizontal=True):

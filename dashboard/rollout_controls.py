@@ -14,7 +14,7 @@ from dashboard.viewmodels_rollout import STEPS, VERBS
 from fleet.errors import FleetError
 
 
-def rollout_actions(rollout: Rollout | None) -> None:
+def rollout_controls(rollout: Rollout | None) -> None:
     """Draw the buttons that fit the stage; disabled with the reason for who may not."""
     why_not = access.may_not(access.STEER)
     steps = STEPS.get(rollout.state, ()) if rollout is not None else ()
