@@ -9,7 +9,6 @@ metadata service, and a receiver that disappears without a word.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -256,7 +255,7 @@ def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> st
     if secret.startswith(SECRET_PREFIX):
         try:
             key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-        except binascii.Error as problem:
+        except ValueError as problem:  # binascii.Error, or characters beyond ASCII
             raise Unavailable(
                 "the webhook's secret is not base64 after whsec_", hint="Make a new one"
             ) from problem

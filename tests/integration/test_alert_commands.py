@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from control.alert_signals import BUDGETS_EVERY, AlertFacts
+from control.alert_subjects import is_gone
 from control.api_alerts import CALLS
 from control.cli import rhodeck
 from control.commands_policy import ensure_first_revision
@@ -27,6 +28,7 @@ from control.tables import (
     AlertSilenceRow,
     GatewayObservedRow,
     GatewayRow,
+    PolicyRevisionRow,
 )
 from control.webhooks import add_webhook, send_test
 from fleet.errors import Conflict, FleetError, InvalidInput, Unavailable
@@ -255,6 +257,30 @@ def test_gateways_and_budgets_become_observations_and_unknown_stays_unknown(sess
     facts.load(session, T0 + BUDGETS_EVERY, away)
     (budget,) = [o for o in facts.observations(T0 + BUDGETS_EVERY) if o.rule == "budget"]
     assert (budget.value, budget.summary) == (None, "this month's spend is not known: no prices")
+
+
+def test_an_alert_about_a_budget_ends_when_the_budget_is_lifted(session: Session) -> None:
+    tenant, document = "acme", default_policy().as_document()
+    entry = {
+        "tier": "interactive", "allowed_tiers": ["interactive"], "weight": 1, "tokens_per_minute": 60_000,
+        "burst_tokens": 10_000, "max_in_flight_tokens": 60_000, "max_concurrent_requests": 10,
+    }  # fmt: skip
+    document["tenants"][tenant] = entry | {"monthly_budget_usd": "200"}
+    ensure_first_revision(session, author=ADMIN, now=T0, document=document)
+    assert not is_gone(session, "budget", "tenant", tenant)
+    for number, lifted in enumerate(
+        ({}, {"monthly_budget_usd": None}, {"monthly_budget_usd": "0"}), start=2
+    ):
+        document["tenants"][tenant] = entry | lifted
+        session.execute(
+            insert(PolicyRevisionRow),
+            [{
+                "number": number, "parent": number - 1, "digest": f"{number:064x}", "document": document,
+                "author": "ada", "note": "", "created_at": T0,
+            }],
+        )  # fmt: skip
+        assert is_gone(session, "budget", "tenant", tenant), lifted
+        assert not is_gone(session, "unfairness", "tenant", tenant)
 
 
 # ---- retention -------------------------------------------------------------------------------------------

@@ -169,6 +169,13 @@ def test_the_signature_is_the_one_the_specification_shows() -> None:
     assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
+@pytest.mark.parametrize("secret", ["whsec_é0123456789abcdef", "whsec_no base64 at all"])
+def test_a_secret_that_cannot_sign_is_a_failure_with_a_reason_that_hides_it(secret: str) -> None:
+    with pytest.raises(Unavailable) as refused:
+        signature(secret, "msg_1", 1, b"{}")
+    assert secret.removeprefix("whsec_") not in str(refused.value)
+
+
 def test_a_notice_arrives_signed_with_links_and_once(house: House) -> None:
     async def run() -> None:
         async with listening(Receiver()) as pager, house.leader() as courier:
