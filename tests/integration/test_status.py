@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control import audit, commands_fleet
+from control.alerts import Observation, apply
 from control.freshness import Freshness, freshness, stale_after_s
 from control.partitions import make_partitions
 from control.queries_fleet import fleet_health, health_timeline, node_health
@@ -141,6 +143,24 @@ def test_every_reason_not_to_be_healthy_is_named(session: Session):
         commands_fleet.rest_node(session, ADA, name="c", now=T0)
         session.get_one(AlertRow, 1).state = "resolved"
     assert status_report(session, T0 + timedelta(seconds=45)).is_healthy
+
+
+def test_an_overload_whose_alarm_still_waits_is_not_healthy(session: Session):
+    overload = Observation("rho_high", "fleet", "", 3.68, "rho of the fleet is 3.68")
+    with session.begin():
+        make_partitions(session, T0)
+        register(session, "a")
+        observed(session, T0, "a", rho=3.68)
+        apply(session, T0, 10.0, [overload])
+    report = status_report(session, T0 + timedelta(seconds=5))
+    # 10 s of the 120 s the alarm waits: no alert is open, and the fleet is not healthy either
+    assert report.alerts == ()
+    assert report.problems == ("the fleet: utilization above target for 10 s; the alarm opens after 120 s",)
+    session.rollback()
+    with session.begin():
+        observed(session, T0 + timedelta(seconds=10), "a")
+        apply(session, T0 + timedelta(seconds=10), 10.0, [replace(overload, value=0.61)])
+    assert status_report(session, T0 + timedelta(seconds=15)).is_healthy
 
 
 def test_freshness_is_three_rounds_or_a_minute_and_never_under_one_and_a_half_rounds():
