@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from control.flow_store import FlowNow, FlowPoint, SloCount, flow_now, flow_timeline, slo_count
+from control.freshness import stale_after_s
+from control.queries_fleet import scrape_period_s
 from control.queries_flow import utilization_curves
 from dashboard.data import QUESTIONS, Reading, ask
 from dashboard.deps import Deps
@@ -24,6 +26,7 @@ class FlowReading:
     points: tuple[FlowPoint, ...]
     slo: SloCount | None
     curves: dict[str, UtilizationCurve]
+    stale_s: float  # the age from which on a state is no longer the present
 
 
 def _flow(session: Any, _of: Deps, now: datetime, scope: str, name: str, span_s: int) -> FlowReading:
@@ -33,6 +36,7 @@ def _flow(session: Any, _of: Deps, now: datetime, scope: str, name: str, span_s:
         tuple(flow_timeline(session, scope, name, since, now)),
         slo_count(session, scope, name, since, now),
         utilization_curves(session, since, now),
+        stale_after_s(scrape_period_s(session)),
     )
 
 

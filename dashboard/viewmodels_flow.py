@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from control.flow_store import FlowNow, SloCount
-from control.freshness import DEFAULT_PERIOD_S, stale_after_s
 from dashboard import words
 from dashboard.data import PolicyNow
 from dashboard.times import Zone
@@ -82,9 +81,14 @@ def subject_of(chosen: str) -> tuple[str, str]:
     return ("fleet", "") if scope == FLEET else (scope, name)
 
 
-def is_stale(state: FlowNow, now: datetime) -> bool:
+def is_stale(state: FlowNow, now: datetime, stale_s: float) -> bool:
     """Return whether a state is too old to be the present."""
-    return (now - state.at).total_seconds() > stale_after_s(DEFAULT_PERIOD_S)
+    return (now - state.at).total_seconds() > stale_s
+
+
+def fresh(states: Sequence[FlowNow], now: datetime, stale_s: float) -> list[FlowNow]:
+    """Return the states that are of the present."""
+    return [state for state in states if not is_stale(state, now, stale_s)]
 
 
 def find(states: Sequence[FlowNow], scope: str, name: str) -> FlowNow | None:
@@ -92,24 +96,27 @@ def find(states: Sequence[FlowNow], scope: str, name: str) -> FlowNow | None:
     return next((s for s in states if (s.scope, s.name) == (scope, name)), None)
 
 
-def balance_card(state: FlowNow | None, now: datetime) -> Card:
+def balance_card(state: FlowNow | None, *, is_old: bool) -> Card:
     """Return the state as a card; of an old one, that it is old."""
     if state is None or state.balance is None:
         return Card("Balance", words.UNKNOWN, "not known yet", "unknown", "It takes two whole minutes")
     tone, word = _BALANCE[state.balance]
-    if is_stale(state, now):
+    if is_old:
         return Card("Balance", state.balance, "last known", "unknown")
     return Card("Balance", state.balance, word, tone, f"from {words.plural(state.minutes, 'minute')}")
 
 
-def cards(state: FlowNow | None, slo: SloCount | None, policy: Policy | None, now: datetime) -> list[Card]:
-    """Return the page's numbers."""
+def cards(
+    state: FlowNow | None, slo: SloCount | None, policy: Policy | None, *, is_old: bool
+) -> list[Card]:
+    """Return the page's numbers; what an old state said of its present is none of ours."""
+    present = None if is_old else state
     return [
-        balance_card(state, now),
-        _doubling(state),
+        balance_card(state, is_old=is_old),
+        _doubling(present),
         _attainment(slo, policy),
         _budget(slo, policy),
-        _burn(state),
+        _burn(present),
     ]
 
 
@@ -119,7 +126,7 @@ def _doubling(state: FlowNow | None) -> Card:
         "held in three minutes in a row"
     )
     if state is None or not state.minutes:
-        return Card("p99 doubling time", words.UNKNOWN, "not known yet", "unknown", help=help_)
+        return Card("p99 doubling time", words.UNKNOWN, "not known", "unknown", help=help_)
     if state.p99_doubling_min is None:
         return Card("p99 doubling time", "none", "does not double", "good", help=help_)
     still = bool(state.detail.get("is_middle_still"))
@@ -166,7 +173,9 @@ def _budget(slo: SloCount | None, policy: Policy | None) -> Card:
 
 def _burn(state: FlowNow | None) -> Card:
     title = "Budget burn, 1 h and 5 min"
-    fast = (state.detail.get("burns") or {}).get("fast") if state is not None else None
+    if state is None:
+        return Card(title, words.UNKNOWN, "not known", "unknown")
+    fast = (state.detail.get("burns") or {}).get("fast")
     sure = None if fast is None else fast.get("sure")
     if sure is None:
         return Card(title, words.UNKNOWN, "too few requests", "unknown")
@@ -175,12 +184,12 @@ def _burn(state: FlowNow | None) -> Card:
     return Card(title, f"{sure:.1f}x", word, tone, help="1x spends the month's budget in a month")
 
 
-def signal_rows(state: FlowNow) -> dict[str, list[Any]]:
-    """Return the four signals."""
+def signal_rows(state: FlowNow, *, is_old: bool) -> dict[str, list[Any]]:
+    """Return the four signals; those of an old state are not known now."""
     found = state.detail.get("signals") or []
     return {
         "signal": [s["name"] for s in found],
-        "state": [_raised(s["is_raised"]) for s in found],
+        "state": [_raised(None if is_old else s["is_raised"]) for s in found],
         "evidence": [s["evidence"] for s in found],
     }
 
@@ -250,18 +259,23 @@ def _range(bounds: Sequence[float | None] | None, *, percent: bool = False) -> s
     return show(low) if show(low) == show(high) else f"{show(low)} to {show(high)}"
 
 
-def subject_rows(states: Sequence[FlowNow], now: datetime, zone: Zone) -> dict[str, list[Any]]:
+def subject_rows(
+    states: Sequence[FlowNow], now: datetime, zone: Zone, stale_s: float
+) -> dict[str, list[Any]]:
     """Return every queue with its balance."""
     return {
         "subject": [f"/flow?subject={label(s.scope, s.name)}" for s in states],
         "state": [
             f"{SIGNS['unknown']} not known"
-            if s.balance is None or is_stale(s, now)
+            if s.balance is None or is_stale(s, now, stale_s)
             else f"{SIGNS[_BALANCE[s.balance][0]]} {s.balance}"
             for s in states
         ],
         "doubling": [
-            words.UNKNOWN if s.p99_doubling_min is None else f"{s.p99_doubling_min:.0f} min" for s in states
+            words.UNKNOWN
+            if s.p99_doubling_min is None or is_stale(s, now, stale_s)
+            else f"{s.p99_doubling_min:.0f} min"
+            for s in states
         ],
         "minutes": [s.minutes for s in states],
         "as of": [zone.since(s.at, now) for s in states],

@@ -27,7 +27,8 @@ def live() -> None:
     if found.problem is not None and found.as_of is not None:
         at = found.as_of
     now = vm.find(flow.states, scope, name)
-    components.cards(vm.cards(now, flow.slo, vm.policy_of(policy), at))
+    is_old = now is not None and vm.is_stale(now, at, flow.stale_s)
+    components.cards(vm.cards(now, flow.slo, vm.policy_of(policy), is_old=is_old))
     if now is None:
         st.info(
             "Balance is judged from whole minutes of nodes that answer: look again two minutes after the "
@@ -36,8 +37,8 @@ def live() -> None:
         )
     else:
         st.subheader("Four signals")
-        components.table(vm.signal_rows(now), tables.SIGNALS, key="signals")
-        if raised := vm.raised_lines(now):
+        components.table(vm.signal_rows(now, is_old=is_old), tables.SIGNALS, key="signals")
+        if not is_old and (raised := vm.raised_lines(now)):
             components.lines(raised)
         st.caption(vm.RULE)
         st.subheader("Little's law by stage")
@@ -57,11 +58,17 @@ def live() -> None:
         components.lines(vm.curve_lines(flow.curves))
     if flow.states:
         st.subheader("Every queue")
-        components.table(vm.subject_rows(flow.states, at, chosen.zone), tables.SUBJECTS, key="queues")
+        components.table(
+            vm.subject_rows(flow.states, at, chosen.zone, flow.stale_s), tables.SUBJECTS, key="queues"
+        )
         st.subheader("Bursts, KV, hot nodes, waits, repetitions")
-        components.table(vm.other_rows(flow.states), tables.OTHERS, key="others")
+        components.table(
+            vm.other_rows(vm.fresh(flow.states, at, flow.stale_s)), tables.OTHERS, key="others"
+        )
         st.subheader("Shares of tenants")
-        components.table(vm.share_rows(flow.states), tables.SHARES, key="shares")
+        components.table(
+            vm.share_rows(vm.fresh(flow.states, at, flow.stale_s)), tables.SHARES, key="shares"
+        )
 
 
 components.live(live, chosen.tick_s())

@@ -76,6 +76,13 @@ def test_an_old_state_is_no_present_balance(stale: Show, dashboard_on: FreshData
     assert "last known" in text(at)
     queues = next(d.value for d in at.dataframe if "minutes" in d.value.columns)
     assert queues["state"].tolist() == ["? not known"] * 2
+    assert column(at, "signal") == ["flow", "age", "trend", "backlog"]
+    signals = next(d.value for d in at.dataframe if "signal" in d.value.columns)
+    assert set(signals["state"]) == {"? not known"}
+    assert "15 min" not in text(at)  # what doubled then
+    assert "1.2x" not in text(at)
+    rules = [d.value for d in at.dataframe if "rule" in d.value.columns]
+    assert all(rows.empty for rows in rules)
 
 
 @pytest.mark.parametrize("state", ["empty", "failing", "stale", "full"])
