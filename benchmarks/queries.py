@@ -41,7 +41,7 @@ from control.partitions import make_partition  # noqa: E402
 from control.queries_history import health_history, latency_history, latency_timeline  # noqa: E402
 from control.queries_traffic_history import traffic_history  # noqa: E402
 from control.rollup import Roller  # noqa: E402
-from control.rollup_due import mark_rounds  # noqa: E402
+from control.rollup_due import mark, mark_rounds  # noqa: E402
 from control.tables_rollup import Level  # noqa: E402
 from fleet.clock import SystemClock  # noqa: E402
 from tests.peers import environment, program  # noqa: E402
@@ -156,14 +156,17 @@ def fill_month(engine: Engine, nodes: int) -> None:
             )
         session.execute(
             text(
-                "INSERT INTO gateway_hour (gateway, tenant, tier, at, last_at, rounds, covered_s, offered, "
-                "dispatched, output_tokens, outcomes, ttft_edges, ttft_counts) SELECT '', 'tenant-' || n, "
-                "'interactive', at, at, 720, 7200, 100, 90, 9999, "
+                "INSERT INTO gateway_hour (gateway, tenant, tier, at, last_at, rounds, covered_s, "
+                "counted_s, offered, dispatched, output_tokens, outcomes, ttft_edges, ttft_counts) "
+                "SELECT '', 'tenant-' || n, 'interactive', at, at, 720, 7200, 3600, 100, 90, 9999, "
                 f'\'{{"completed": 90, "rejected_queue_full": 10}}\', 1, {COUNTS} '
                 f"FROM {series}, generate_series(1, 100) AS n"
             ),
             span,
         )
+        days = [since + timedelta(days=day) for day in range(MONTH.days)]
+        mark(session, Level.DAY, [(day, day) for day in days])
+    Roller(engine, SystemClock()).run(START, budget_s=600)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("SET statement_timeout = 0"))
         connection.execute(text("ANALYZE"))

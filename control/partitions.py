@@ -1,7 +1,7 @@
 """Partitions of the tables that grow with time: made when needed, dropped when too old. Days are UTC.
 
-Raw rows and minutes lie in days, hours in months: `<table>_<yyyymmdd>` after the first day. Raw tables
-have `<table>_default` for rows no day was made for; it is emptied into the day when that is made. A
+Raw rows and minutes lie in days, hours and days in months: `<table>_<yyyymmdd>` after the first day. Raw
+tables have `<table>_default` for rows no day was made for; it is emptied into the day when that is made. A
 partition goes only when all of it has been rolled up, and the horizon of its table rises in the same
 transaction. Prevents: writes that fail at midnight, a delete of millions of rows that leaves the table as
 large as before, and history lost because its summary was not written yet.
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from control import rollup_due
 from control.database import session_scope
 from control.tables import PARTITIONED
-from control.tables_rollup import HOUR_TABLES, MINUTE_TABLES, Level
+from control.tables_rollup import DAY_TABLES, HOUR_TABLES, MINUTE_TABLES, Level
 
 DAYS_AHEAD = 3
 #: Key of the advisory lock that lets one process change partitions at a time. Any constant of our own.
@@ -41,7 +41,8 @@ class Retention:
     hour_days: int = 400
 
     def days(self, level: Level) -> int:
-        return {Level.RAW: self.raw_days, Level.MINUTE: self.minute_days, Level.HOUR: self.hour_days}[level]
+        """Return how long rows of `level` are kept; days as long as the hours they are made of."""
+        return {Level.RAW: self.raw_days, Level.MINUTE: self.minute_days}.get(level, self.hour_days)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ def _tables() -> dict[str, Level]:
         dict.fromkeys(PARTITIONED, Level.RAW)
         | dict.fromkeys(MINUTE_TABLES, Level.MINUTE)
         | dict.fromkeys(HOUR_TABLES, Level.HOUR)
+        | dict.fromkeys(DAY_TABLES, Level.DAY)
     )
 
 
@@ -88,10 +90,9 @@ def _spans(level: Level, since: datetime, until: datetime) -> Iterator[tuple[dat
     """Yield [first day, day after the last) of each partition that [since, until) touches."""
     at, end = since.astimezone(UTC).date(), until.astimezone(UTC)
     while _midnight(at) < end:
-        first = at.replace(day=1) if level is Level.HOUR else at
-        last = (
-            (first + timedelta(days=32)).replace(day=1) if level is Level.HOUR else at + timedelta(days=1)
-        )
+        by_month = level in {Level.HOUR, Level.DAY}
+        first = at.replace(day=1) if by_month else at
+        last = (first + timedelta(days=32)).replace(day=1) if by_month else at + timedelta(days=1)
         yield first, last
         at = last
 

@@ -37,11 +37,16 @@ EngineScope = Literal["node", "pool", "fleet"]
 ROUNDS_UP_TO = timedelta(minutes=90)
 MINUTES_UP_TO = timedelta(hours=48)
 #: How much of the end of a range is read a level below at most, where its rows are not made yet.
-TAIL_MAX = {Level.MINUTE: timedelta(minutes=15), Level.HOUR: timedelta(hours=3)}
+TAIL_MAX = {
+    Level.MINUTE: timedelta(minutes=15),
+    Level.HOUR: timedelta(hours=3),
+    Level.DAY: timedelta(days=3),
+}
 _STEPS = {
     Level.RAW: (Level.RAW,),
     Level.MINUTE: (Level.MINUTE, Level.RAW),
     Level.HOUR: (Level.HOUR, Level.MINUTE, Level.RAW),
+    Level.DAY: (Level.DAY, Level.HOUR, Level.MINUTE, Level.RAW),
 }
 PREFIXES: dict[Metric, str] = {
     "ttft_s": "ttft",
@@ -252,32 +257,53 @@ def read_rows(
     *,
     tag: str = "",
     only: Container[str] | None = None,
+    is_total: bool = False,
     **given: Any,
 ) -> Reading:
     """Return where to read rows of `family` that meet `condition` (on rollups) from.
 
     `raw_condition`: the same said of raw rows, where their columns are called otherwise. `given`:
     parameters of the conditions. `tag` is put behind the names of all parameters, for two in one query.
-    `only`: the columns wanted beside the keys.
+    `only`: the columns wanted beside the keys. `is_total`: the rows are only added up over the whole
+    range, so the days in it may come as one row each.
     """
     level = level_of(session, family, since, until)
+    has_days = is_total and level is Level.HOUR and Level.DAY in family.levels
+    spans = _spans(session, Level.DAY if has_days else level, since, until)
     read = Reading(level, "", {f"{name}{tag}": value for name, value in given.items()}, since, until, since)
     parts: list[str] = []
+    for number, (step, start, end) in enumerate(spans):
+        is_raw = step is Level.RAW
+        within = f"at >= :from_{number}{tag} AND at < :until_{number}{tag}"
+        where = f"{(raw_condition or condition) if is_raw else condition} AND {within}"
+        read.given.update({f"from_{number}{tag}": start, f"until_{number}{tag}": end})
+        parts.append((lift if is_raw else plain)(family, family.table(step), where, only))
+    return replace(read, source=" UNION ALL ".join(parts), rounds_from=spans[-1][1])
+
+
+def _spans(
+    session: Session, level: Level, since: datetime, until: datetime
+) -> list[tuple[Level, datetime, datetime]]:
+    """Return which level is read from when to when: what `level` has not got, from the levels below.
+
+    Days begin with the first whole one; what lies before it is read from hours. The last is of rounds.
+    """
+    found: list[tuple[Level, datetime, datetime]] = []
     at = since
     for step in _STEPS[level]:
-        is_raw = step is Level.RAW
-        within = f"at >= :{step}_from{tag} AND at < :{step}_until{tag}"
-        where = f"{(raw_condition or condition) if is_raw else condition} AND {within}"
-        table = family.table(step)
-        at = at if is_raw else aligned(at, rollup_due.WIDTH[step].total_seconds())
-        read.given.update({f"{step}_from{tag}": at, f"{step}_until{tag}": until})
-        if is_raw:
-            parts.append(lift(family, table, where, only))
-        else:
-            parts.append(plain(family, table, where, only))
-            at = max(at, _rolled_until(session, step, until))
-            read.given[f"{step}_until{tag}"] = at
-    return replace(read, source=" UNION ALL ".join(parts), rounds_from=at)
+        if step is Level.RAW:
+            found.append((step, at, until))
+            continue
+        width_s = rollup_due.WIDTH[step].total_seconds()
+        if step is Level.DAY:
+            head = aligned(at, rollup_due.WIDTH[Level.HOUR].total_seconds())
+            at = aligned(head + timedelta(days=1) - timedelta(hours=1), width_s)
+            found.append((Level.HOUR, head, at))
+        at = aligned(at, width_s)
+        end = max(at, _rolled_until(session, step, until))
+        found.append((step, at, end))
+        at = end
+    return found
 
 
 def _rolled_until(session: Session, level: Level, until: datetime) -> datetime:
@@ -286,7 +312,7 @@ def _rolled_until(session: Session, level: Level, until: datetime) -> datetime:
     Every minute with a round not rolled up is marked, and its hour with it or from its first minute on.
     """
     width_s = rollup_due.WIDTH[level].total_seconds()
-    levels = [Level.MINUTE.value] if level is Level.MINUTE else [Level.MINUTE.value, Level.HOUR.value]
+    levels = [step.value for step in _STEPS[level] if step is not Level.RAW]
     oldest = session.scalar(
         select(func.min(RollupDueRow.at)).where(
             RollupDueRow.level.in_(levels),

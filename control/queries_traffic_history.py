@@ -13,19 +13,17 @@ from datetime import datetime, timedelta
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from control.queries_fleet import scrape_period_s
 from control.queries_gateway_traffic import TenantTraffic, present_load
 from control.queries_history import Reading, read_rows
 from control.queries_latency import latency_view
 from control.rollup_sql import added_buckets
-from control.tables_rollup import GATEWAY, HEALTH, Level
+from control.tables_rollup import GATEWAY
 from fleet.outcomes import SHED
 from fleet.readings import Histogram
 
 #: How far back the present load of the gateways is looked for.
 PRESENT = timedelta(minutes=5)
 Flow = tuple[str, str]  # tenant, tier
-_WIDTH = {Level.RAW: "1 second", Level.MINUTE: "1 minute", Level.HOUR: "1 hour"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def _flow(
 
 def _flows(session: Session, since: datetime, until: datetime, only: set[str]) -> Reading:
     """Return rows of all gateways together, with these columns: the others would be read in vain."""
-    return read_rows(session, GATEWAY, since, until, "gateway = ''", "true", only=only)
+    return read_rows(session, GATEWAY, since, until, "gateway = ''", "true", only=only, is_total=True)
 
 
 def _outcomes(session: Session, since: datetime, until: datetime) -> dict[Flow, dict[str, int]]:
@@ -131,23 +129,17 @@ def _histograms(
 
 
 def _covered(session: Session, since: datetime, until: datetime) -> dict[Flow, float]:
-    """Return for each flow how long its tokens were counted, seconds: the rounds there were meanwhile.
+    """Return for each flow how long its tokens were counted, seconds on the wall.
 
-    Gateways' own covered seconds add up over gateways and are no time on the wall.
+    Gateways count side by side: of rows of one time the longest is meant, not their sum.
     """
-    read = _flows(session, since, until, {"output_tokens"})
-    of_fleet = "scope = 'fleet'"
-    verdicts = read_rows(session, HEALTH, since, until, of_fleet, tag="_of_fleet", only={"rounds"})
-    width = _WIDTH[max(read.level, verdicts.level, key=list(_WIDTH).index)]
+    read = _flows(session, since, until, {"counted_s"})
     rows = session.execute(
         text(
-            f"WITH counted AS (SELECT DISTINCT tenant, tier, date_bin('{width}', at, 'epoch') AS start "  # noqa: S608
-            f"FROM ({read.source}) AS r WHERE output_tokens IS NOT NULL), "
-            f"pulse AS (SELECT date_bin('{width}', at, 'epoch') AS start, sum(rounds)::float8 AS n "
-            f"FROM ({verdicts.source}) AS h GROUP BY 1) "
-            "SELECT tenant, tier, sum(n) FROM counted JOIN pulse USING (start) GROUP BY tenant, tier"
+            "SELECT tenant, tier, sum(longest) FROM "  # noqa: S608 # constants
+            f"(SELECT tenant, tier, max(counted_s) AS longest FROM ({read.source}) AS r "
+            "GROUP BY tenant, tier, at) AS moment GROUP BY tenant, tier HAVING sum(longest) > 0"
         ),
-        read.given | verdicts.given,
+        read.given,
     )
-    period_s = scrape_period_s(session)
-    return {(tenant, tier): count * period_s for tenant, tier, count in rows}
+    return {(tenant, tier): counted_s for tenant, tier, counted_s in rows}

@@ -1,4 +1,4 @@
-"""Rolls rounds up to minutes and minutes to hours, in small transactions that can be stopped anywhere.
+"""Rolls rounds up to minutes, hours and days, in small transactions that can be stopped anywhere.
 
 A bucket is rolled up from all that lies in it, each time something in it changed, and replaces what was
 there; marks (`rollup_due`) say which. A bucket whose rows below were dropped already only gains: new rows
@@ -30,9 +30,10 @@ log = logging.getLogger(__name__)
 #: How long a turn goes on taking buckets, and how long one transaction should be at most, seconds.
 BUDGET_S = 3.0
 BATCH_S = 1.0
-BATCH_MAX = {Level.MINUTE: 60, Level.HOUR: 24}
-#: When an hour is worth rolling up, counted from its start.
-HOUR_DUE = timedelta(minutes=62)
+BATCH_MAX = {Level.MINUTE: 60, Level.HOUR: 24, Level.DAY: 7}
+#: When an hour and a day are worth rolling up, counted from their starts: their last part had time to be.
+DUE = {Level.HOUR: timedelta(minutes=62), Level.DAY: timedelta(minutes=24 * 60 + 65)}
+_ABOVE = {below: level for level, below in BELOW.items()}
 _STATEMENT_TIMEOUT = "60s"
 #: What parts of an engine family's rows add up to: keys, join, condition.
 _SUMS: dict[str, tuple[tuple[dict[str, str], str, str], ...]] = {
@@ -48,6 +49,8 @@ _SUMS: dict[str, tuple[tuple[dict[str, str], str, str], ...]] = {
 }
 #: Which rows are such sums.
 _ARE_SUMS = {ENGINE.name: "scope <> 'engine'", GATEWAY.name: "gateway = ''"}
+#: Seconds in which a tenant was counted are the same seconds at every gateway.
+_SIDE_BY_SIDE = frozenset({"counted_s"})
 _RANGE = "at >= :since AND at < :until"
 
 
@@ -57,14 +60,15 @@ class Progress:
 
     minutes: int
     hours: int
+    days: int
     waiting: dict[Level, int]
     oldest: dict[Level, datetime | None]
 
     def __str__(self) -> str:
         left = sum(self.waiting.values())
-        if not self.minutes and not self.hours and not left:
+        if not self.minutes and not self.hours and not self.days and not left:
             return ""
-        done = f"{self.minutes} minutes and {self.hours} hours rolled up"
+        done = f"{self.minutes} minutes, {self.hours} hours and {self.days} days rolled up"
         if not left:
             return done
         first = min(at for at in self.oldest.values() if at is not None)
@@ -80,18 +84,19 @@ class Roller:
         self._batch = dict.fromkeys(BATCH_MAX, 1)
 
     def run(self, now: datetime, *, budget_s: float = BUDGET_S) -> Progress:
-        """Roll up what is due at `now` for about `budget_s` seconds, minutes before hours.
+        """Roll up what is due at `now` for about `budget_s` seconds, minutes before hours before days.
 
         Raises Unavailable or OperationalError when the database is away or too slow; what was done
         stays done. At least one batch of each level is tried, however small the budget.
         """
         ends_s = self._clock.monotonic_s() + budget_s
-        done = {level: self._level(level, now, ends_s) for level in (Level.MINUTE, Level.HOUR)}
+        done = {level: self._level(level, now, ends_s) for level in BATCH_MAX}
         with session_scope(self._engine) as session:
             left = {level: rollup_due.waiting(session, level, now) for level in done}
         return Progress(
             done[Level.MINUTE],
             done[Level.HOUR],
+            done[Level.DAY],
             {level: count for level, (count, _) in left.items()},
             {level: oldest for level, (_, oldest) in left.items()},
         )
@@ -120,8 +125,8 @@ class Roller:
             taken = rollup_due.take(session, level, starts)
             for run in runs(taken, WIDTH[level]):
                 roll(session, level, run[0], run[-1] + WIDTH[level])
-                if level is Level.MINUTE:
-                    _mark_hours(session, run, now)
+                if level in _ABOVE:
+                    _mark_above(session, _ABOVE[level], run, now)
         return len(taken)
 
 
@@ -142,10 +147,10 @@ def runs(starts: Sequence[datetime], width: timedelta) -> list[list[datetime]]:
     return found
 
 
-def _mark_hours(session: Session, minutes: Sequence[datetime], now: datetime) -> None:
-    """An hour is rolled up when it is over and its last minute had time to be."""
-    hours = sorted({rollup_due.bucket_start(at, Level.HOUR) for at in minutes})
-    rollup_due.mark(session, Level.HOUR, [(at, max(now, at + HOUR_DUE)) for at in hours])
+def _mark_above(session: Session, level: Level, parts: Sequence[datetime], now: datetime) -> None:
+    """An hour is rolled up when it is over and its last minute had time to be; a day likewise."""
+    starts = sorted({rollup_due.bucket_start(at, level) for at in parts})
+    rollup_due.mark(session, level, [(at, max(now, at + DUE[level])) for at in starts])
 
 
 def roll(session: Session, level: Level, since: datetime, until: datetime) -> None:
@@ -155,6 +160,8 @@ def roll(session: Session, level: Level, since: datetime, until: datetime) -> No
     horizon), rows that came since are merged in and removed.
     """
     for family in FAMILIES:
+        if level not in family.levels:
+            continue
         horizon = rollup_due.kept_since(session, family.table(BELOW[level]))
         cut = since if horizon is None else min(max(horizon, since), until)
         if since < cut:
@@ -203,7 +210,8 @@ def _add_sums(session: Session, family: Family, span: dict[str, datetime]) -> No
     most = _buckets(session, family, [table], span)
     for keys, joined, condition in _SUMS.get(family.name, ()):
         parts = relabel(family, table, keys, joined, f"{condition} AND r.at >= :since AND r.at < :until")
-        session.execute(text(insert(family, Level.MINUTE, merge(family, Level.MINUTE, parts, most))), span)
+        merged = merge(family, Level.MINUTE, parts, most, _SIDE_BY_SIDE)
+        session.execute(text(insert(family, Level.MINUTE, merged)), span)
 
 
 def _buckets(

@@ -1,4 +1,4 @@
-"""Which minutes and hours must be rolled up (again), and since when each level's rows are all there.
+"""Which minutes, hours and days must be rolled up (again), and since when each level's rows are all there.
 
 A round marks its minute in its own transaction, a rolled-up minute its hour: what is written can never be
 forgotten, early, late or back-filled. Marking locks the mark until the transaction ends, and so waits for a
@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 
 from control.tables_rollup import Level, RollupDueRow, RollupHorizonRow
 
-WIDTH = {Level.MINUTE: timedelta(minutes=1), Level.HOUR: timedelta(hours=1)}
+WIDTH = {Level.MINUTE: timedelta(minutes=1), Level.HOUR: timedelta(hours=1), Level.DAY: timedelta(days=1)}
 #: What rolling up reads, by what it makes.
-BELOW = {Level.MINUTE: Level.RAW, Level.HOUR: Level.MINUTE}
+BELOW = {Level.MINUTE: Level.RAW, Level.HOUR: Level.MINUTE, Level.DAY: Level.HOUR}
 
 _MARK = text(
     "INSERT INTO rollup_due AS d (level, at, not_before) VALUES (:level, :at, :not_before) "
@@ -28,7 +28,7 @@ _MARK = text(
 
 
 def bucket_start(at: datetime, level: Level) -> datetime:
-    """Return the start of the minute or hour `at` lies in (UTC)."""
+    """Return the start of the minute, hour or day `at` lies in (UTC)."""
     width_s = WIDTH[level].total_seconds()
     return datetime.fromtimestamp(at.timestamp() // width_s * width_s, UTC)
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping
 from control.tables_rollup import Family, Level, Measure, Merge
 
 _INT8_MAX = 9_223_372_036_854_775_807
-_WIDTH = {Level.MINUTE: "1 minute", Level.HOUR: "1 hour"}
+_WIDTH = {Level.MINUTE: "1 minute", Level.HOUR: "1 hour", Level.DAY: "1 day"}
 
 
 def lift(family: Family, source: str, condition: str = "true", only: Container[str] | None = None) -> str:
@@ -54,10 +54,17 @@ def plain(family: Family, source: str, condition: str = "true", only: Container[
     return f"SELECT {', '.join(['at', *columns])} FROM {source} WHERE {condition}"  # noqa: S608
 
 
-def merge(family: Family, level: Level, source: str, buckets: Mapping[str, int]) -> str:
+def merge(
+    family: Family,
+    level: Level,
+    source: str,
+    buckets: Mapping[str, int],
+    side_by_side: Container[str] = (),
+) -> str:
     """Return SELECT that merges the rows of `source` (a SELECT) into rows of `level`.
 
-    `buckets`: the largest number of buckets of each histogram in `source`.
+    `buckets`: the largest number of buckets of each histogram in `source`. `side_by_side`: sums of which
+    the largest is meant, the rows being of one time and not of one after another.
     """
     start = f"date_bin('{_WIDTH[level]}', at, 'epoch')"
     keys = list(family.key_names)
@@ -68,7 +75,12 @@ def merge(family: Family, level: Level, source: str, buckets: Mapping[str, int])
         variant = f"(dense_rank() OVER (PARTITION BY {within} ORDER BY {order}) - 1)::smallint"
     else:
         variant = "0::smallint"
-    measures = [f"{_merged(measure, buckets)} AS {measure.name}" for measure in family.measures]
+    measures = [
+        f"max({measure.name}) AS {measure.name}"
+        if measure.name in side_by_side
+        else f"{_merged(measure, buckets)} AS {measure.name}"
+        for measure in family.measures
+    ]
     columns = ", ".join(
         [f"{start} AS at", f"{variant} AS variant", *keys, "max(last_at) AS last_at", *edges, *measures]
     )

@@ -1,11 +1,11 @@
-"""Rollups of samples, verdicts and gateway flows by minute and hour: which columns, and how each merges.
+"""Rollups of samples, verdicts and gateway flows by time: which columns, and how each merges.
 
-A family (engine, health, gateway) has two tables of one shape, `<family>_minute` and `<family>_hour`. Every
-column says how two rows become one (add, lowest, highest, newest, bucket by bucket), and all of these are
-associative: an hour made of minutes is the hour made of rounds. Seconds, counts, ratios 0..1. An increment
-that was not read adds its time to `<name>_unseen_s`, so that a rate divides by the time it was seen in.
-Prevents: averages of averages, percentiles of percentiles, and a column rolled up one way by the minute and
-another by the hour.
+A family (engine, health, gateway) has tables of one shape, `<family>_minute`, `<family>_hour` and, where a
+month of hours is too many rows, `<family>_day`. Every column says how two rows become one (add, lowest,
+highest, newest, bucket by bucket), and all of these are associative: an hour made of minutes is the hour
+made of rounds. Seconds, counts, ratios 0..1. An increment that was not read adds its time to
+`<name>_unseen_s`, so that a rate divides by the time it was seen in. Prevents: averages of averages,
+percentiles of percentiles, and a column rolled up one way by the minute and another by the hour.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Level(StrEnum):
     RAW = "raw"
     MINUTE = "minute"
     HOUR = "hour"
+    DAY = "day"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Family:
     keys: tuple[tuple[str, str], ...]  # name, value for a raw row in SQL
     measures: tuple[Measure, ...]
     histograms: tuple[str, ...] = ()
+    levels: tuple[Level, ...] = (Level.MINUTE, Level.HOUR)
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -199,6 +201,7 @@ GATEWAY = Family(
     measures=(
         _ROUNDS,
         _COVERED,
+        _seconds("counted_s", "CASE WHEN output_tokens IS NOT NULL THEN covered_s END"),
         *(measure for name in FLOW_INCREMENTS for measure in _increment(name)),
         Measure("outcomes", JSONB(), Merge.TALLY, "outcomes"),
         *_gauge("queued_requests"),
@@ -207,11 +210,13 @@ GATEWAY = Family(
         *(measure for prefix in ("queue_wait", "ttft") for measure in _histogram(prefix)),
     ),
     histograms=("queue_wait", "ttft"),
+    levels=(Level.MINUTE, Level.HOUR, Level.DAY),  # a month of 100 tenants is 72,000 hours
 )
 FAMILIES = (ENGINE, HEALTH, GATEWAY)
 #: Rollup tables of one level, in the order of FAMILIES.
 MINUTE_TABLES = tuple(family.table(Level.MINUTE) for family in FAMILIES)
 HOUR_TABLES = tuple(family.table(Level.HOUR) for family in FAMILIES)
+DAY_TABLES = tuple(family.table(Level.DAY) for family in FAMILIES if Level.DAY in family.levels)
 
 
 def _table(family: Family, level: Level) -> Table:
@@ -235,18 +240,14 @@ def _table(family: Family, level: Level) -> Table:
     )
 
 
-TABLES = {
-    (family.name, level): _table(family, level)
-    for family in FAMILIES
-    for level in (Level.MINUTE, Level.HOUR)
-}
+TABLES = {(family.name, level): _table(family, level) for family in FAMILIES for level in family.levels}
 
 
 class RollupDueRow(Base):
-    """A minute or hour whose rollup is older than what it is made of. Written with the change itself."""
+    """A minute, hour or day whose rollup is older than what it is made of. Written with the change."""
 
     __tablename__ = "rollup_due"
-    level: Mapped[str] = mapped_column(primary_key=True)  # "minute" | "hour"
+    level: Mapped[str] = mapped_column(primary_key=True)  # "minute" | "hour" | "day"
     at: Mapped[datetime] = mapped_column(primary_key=True)  # its start
     not_before: Mapped[datetime]  # when it is worth rolling up
     touched: Mapped[int] = mapped_column(Integer, server_default=text("1"))

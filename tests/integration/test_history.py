@@ -175,6 +175,27 @@ def test_traffic_is_the_same_from_minutes_and_its_rate_divides_by_time_that_was_
     assert found.covered_s == {("t", "batch"): PERIOD_S * rounds}  # two gateways, the same time
 
 
+def test_traffic_of_days_is_that_of_their_hours_and_rounds(session: Session):
+    since, until = T0 - timedelta(days=3, hours=5), end()
+    raw = traffic_by_tenant(session, T0, until)
+    rounds = len(minutes_without_a_hole(0, 60 * HOURS))
+    assert list(traffic_history(session, since, until).flows) == raw  # its day is not over
+    engine: Engine = session.get_bind()  # type: ignore[assignment]
+    now = T0 + timedelta(days=2)
+    Roller(engine, ManualClock(now)).run(now)
+    session.rollback()
+    for until in (end(), now):  # the day at the end of the range, and in the middle of it
+        found = traffic_history(session, since, until)
+        assert [(f.offered, f.dispatched, f.refused, f.ttft) for f in found.flows] == [
+            (f.offered, f.dispatched, f.refused, f.ttft) for f in raw
+        ]
+        assert found.covered_s == {("t", "batch"): PERIOD_S * rounds}
+    with session.begin_nested():
+        session.execute(text("DELETE FROM gateway_minute"))
+        session.execute(text("DELETE FROM gateway_hour"))
+    assert traffic_history(session, since, now).flows[0].offered == raw[0].offered  # from the day's row
+
+
 def test_what_raw_rows_no_longer_say_minutes_do_and_then_hours(session: Session):
     engine: Engine = session.get_bind()  # type: ignore[assignment]
     now = T0 + timedelta(days=4)

@@ -38,7 +38,7 @@ NODES = {"a": "p", "b": "p", "c": "q"}
 EDGES = ((0.1, 0.5, 2.0), (0.25, 1.0, 4.0, 8.0))  # two versions of an engine, with other buckets
 INCREMENTS = ("arrivals", "completed", "prompt_tokens", "generation_tokens", "preemptions")
 RAW = ("sample", "gateway_sample", "health", "scrape_failure", "round")
-LATER = T0 + timedelta(hours=6)
+LATER = T0 + timedelta(hours=40)  # the day is over
 
 
 def stamp(number: int) -> datetime:
@@ -341,6 +341,36 @@ def test_verdicts_and_gateways_are_rolled_up_too(fleet: FreshDatabase):
         assert hour["ttft_counts"] == [
             sum(each) for each in zip(*(r["ttft_counts"] for r in parts), strict=True)
         ]
+        assert hour["counted_s"] is None
+        (day,) = [
+            row
+            for row in rows(fleet.engine, "gateway_day")
+            if (row["tenant"], row["gateway"]) == ("t1", gateway)
+        ]
+        assert day == hour | {"at": T0.replace(hour=0)}  # the only hour of its day
+
+
+def test_gateways_that_count_side_by_side_count_the_same_seconds(fleet: FreshDatabase):
+    rounds = [
+        replace(
+            round_,
+            gateways=tuple(
+                replace(gateway, flows=tuple(
+                    replace(flow, output_tokens=None if (gateway.gateway, number % 2) == ("g2", 0) else 5)
+                    for flow in gateway.flows
+                ))
+                for gateway in round_.gateways
+            ),
+        )
+        for number, round_ in enumerate(some_rounds(8, range(400)))
+    ]  # fmt: skip
+    write(fleet.engine, rounds)
+    run(fleet.engine)
+    for table in ("gateway_minute", "gateway_hour", "gateway_day"):
+        of_t1 = [row for row in rows(fleet.engine, table) if row["tenant"] == "t1"]
+        for gateway, counted in (("g1", rounds), ("g2", rounds[1::2]), ("", rounds)):
+            found = sum(row["counted_s"] or 0.0 for row in of_t1 if row["gateway"] == gateway)
+            assert found == PERIOD_S * len(counted), (table, gateway)
 
 
 def test_a_roller_killed_in_the_middle_leaves_the_mark_and_no_half_row(fleet: FreshDatabase):
