@@ -105,7 +105,8 @@ class Demand:
         )
         if fast_n is None or slow_n is None:
             return None
-        if fast_n[0] < MIN_GATEWAY_SHARE * reached - 3.0 * reached**0.5:
+        sent = fast_n[0] / fast_n[1] * fast.seconds  # what was counted may span minutes
+        if sent < MIN_GATEWAY_SHARE * reached - 3.0 * reached**0.5:
             return None
         queued = [offers[-1].queued for offers in self._offers.values() if offers]
         waiting = [n for n in queued if n is not None]

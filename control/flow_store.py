@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -36,7 +36,10 @@ _OF_NODES = frozenset({FlowRule.KV_EXHAUSTION, FlowRule.HOT_NODE})
 
 
 def write_flow(session: Session, found: FlowRound) -> None:
-    """Write a round's closed minutes and present states. A minute that is there already stays."""
+    """Write a round's closed minutes and present states. A minute that is there already stays.
+
+    States of pools and tiers that nobody reported for six hours go: they are no queues any more.
+    """
     for subject, minute, state in found.closed:
         session.execute(
             insert(FlowMinuteRow).values(minute_row(subject, minute, state)).on_conflict_do_nothing()
@@ -51,6 +54,7 @@ def write_flow(session: Session, found: FlowRound) -> None:
                 where=FlowNowRow.at <= found.at,
             )
         )
+    session.execute(delete(FlowNowRow).where(FlowNowRow.at < found.at - REFILL))
 
 
 def minute_row(subject: Subject, found: FlowMinute, state: Equilibrium) -> dict[str, Any]:

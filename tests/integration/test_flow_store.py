@@ -24,7 +24,6 @@ from control.partitions import make_partitions
 from control.queries_flow import utilization_curves
 from control.round_writer import Recorded, RoundWriter
 from control.tables import FlowMinuteRow, HealthRow, PolicyRevisionRow, RoundRow, SampleRow
-from fleet.equilibrium import Balance
 from fleet.policy import default_policy
 from fleet.slo_windows import GoodCount
 from tests.pages.flow_rows import MINUTES, add_flow
@@ -63,6 +62,15 @@ def test_a_round_written_twice_and_an_older_one_change_nothing(session: Session)
     write_flow(session, FlowRound(LAST, (), (), ()))
     add_flow(session, LAST - timedelta(minutes=5))
     assert flow_now(session)[0].at == LAST
+
+
+def test_a_queue_that_is_gone_leaves_the_list(session: Session):
+    add_flow(session, LAST)
+    write_flow(session, FlowRound(LAST + timedelta(hours=5), (), (), ()))
+    assert len(flow_now(session)) == 2
+    write_flow(session, FlowRound(LAST + timedelta(hours=7), (), (), ()))
+    assert flow_now(session) == []
+    assert len(flow_timeline(session, "fleet", "", LAST - DAY, LAST + DAY)) == MINUTES
 
 
 def test_a_controller_that_starts_knows_the_doubling_its_predecessor_saw(session: Session):
@@ -116,7 +124,6 @@ def test_the_utilization_curve_is_of_known_rounds_only(session: Session):
     assert curve.known == 90
     assert curve.coverage == pytest.approx(0.9)
     assert curve.is_mostly_idle is True
-    assert Balance.UNSTABLE.value == "unstable"
 
 
 def test_flow_is_written_with_its_round_also_when_that_waited(database: FreshDatabase, session: Session):

@@ -129,6 +129,16 @@ def test_a_gateway_that_misses_rounds_counts_as_it_did_and_one_that_is_gone_does
     assert seen[-1].competing_rate == pytest.approx(6)
 
 
+def test_gateways_that_most_requests_go_round_are_no_measure_of_demand_when_one_misses_rounds():
+    watch = Watch("a", gateways=GATEWAYS)
+    for _ in range(25):
+        watch.round((node("a", served()),), heard("g1", flow("batch", 10)), heard("g2", flow("batch", 10)))
+    for _ in range(5):  # g2 now counts by its last minutes: many requests, of a longer time
+        found = watch.round((node("a", served()),), heard("g1", flow("batch", 10)), lost("g2"))
+    # the engines receive 6/s, the gateways have sent 2/s
+    assert health(found, "fleet").competing_rate == pytest.approx(6)
+
+
 def test_engines_of_one_node_and_models_of_one_fleet_have_verdicts_of_their_own():
     watch = Watch("a", "b", gateways=())
     for _ in range(40):
