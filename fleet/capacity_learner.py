@@ -195,7 +195,9 @@ class CapacityLearner:
         bucket = present_bucket(self._points)
         before = self._cached.mix if self._cached is not None else None
         if before is not None and mix_moved(before, mix_of(bucket.points)):
-            self._stale, self._plateau = self._cached, None
+            if self._cached is not None and self._cached.tokens_per_s is not None:
+                self._stale = self._cached  # else the fit of the mix before that one goes on standing
+            self._plateau = None
             self._bucket_from_s = bucket.since_s
         if self._plateau is not None and now_s - self._plateau.seen_at_s > PLATEAU_VALID_S:
             self._plateau = None

@@ -333,6 +333,15 @@ def test_until_the_new_mix_has_a_fit_the_old_one_stands_and_says_so():
     assert "stale_mix" in stale.flags
     assert stale.requests_per_s == before.requests_per_s
     assert began - 600 <= stale.stale_since_s <= began + 600
+    for i in range(1, 100):  # yet another mix too thin for a fit: what was measured goes on standing
+        seen = engine_window(
+            completed=10, prompt_tokens=5000, prompt_tokens_computed=5000, running=1,
+            histograms={"itl_s": Histogram((), (190,), 2.5)},
+        )  # fmt: skip
+        learner.add(at + 10.0 * i, seen)
+        later = learner.estimate(at + 10.0 * i, rng)
+    assert later.mix == before.mix
+    assert later.requests_per_s == before.requests_per_s
 
 
 def test_a_mix_that_comes_back_is_known_again():
