@@ -8,6 +8,7 @@ holding up the others, and two controllers that both act on an answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,11 +106,14 @@ class Lookups:
         self._watches[name] = EndpointWatch(settings, self.http, self.clock)
         return self._watches[name]
 
+    async def keep_only(self, names: Collection[str]) -> None:
+        """End the watches of sources that are gone."""
+        for name in [name for name in self._watches if name not in names]:
+            await self._watches.pop(name).close()
+
     async def close(self) -> None:
         """End all watches."""
-        for watch in self._watches.values():
-            await watch.close()
-        self._watches.clear()
+        await self.keep_only(())
 
 
 class Discovery:
@@ -135,6 +139,8 @@ class Discovery:
         sources = await asyncio.to_thread(self._sources)
         names = {source.name for source in sources}
         self._looked = {name: looked for name, looked in self._looked.items() if name in names}
+        self._said = {name: said for name, said in self._said.items() if name in names}
+        await self.lookups.keep_only(names | self._running.keys())
         for source in sources:
             if source.name not in self._running and await self._is_due(source):
                 self._running[source.name] = asyncio.create_task(self._one(source, epoch))

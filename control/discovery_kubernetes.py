@@ -38,6 +38,8 @@ _LINE_BYTES = 4 * 1024 * 1024
 _CAPS = PageCaps(wire_bytes=32 * 1024 * 1024, decoded_bytes=32 * 1024 * 1024)
 _GONE = 410
 _FIRST_WAIT_S, _MAX_WAIT_S = 1.0, 30.0
+#: A watch that ends sooner is asked for again only after a wait: a proxy or server that cannot watch.
+_SHORT_WATCH_S = 5.0
 
 Json = dict[str, Any]
 
@@ -97,9 +99,11 @@ class EndpointWatch:
             try:
                 if not self._version:
                     await self._list()
+                began_s = self.clock.monotonic_s()
                 await self._watch()
-                wait_s = _FIRST_WAIT_S
-                continue
+                if self.clock.monotonic_s() - began_s >= _SHORT_WATCH_S:
+                    wait_s = _FIRST_WAIT_S
+                    continue
             except VersionGone:
                 self._version = ""
             except FleetError as problem:

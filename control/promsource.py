@@ -12,6 +12,7 @@ import asyncio
 import base64
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -80,7 +81,8 @@ class PromClient:
 
     async def targets(self, *, deadline_s: float = 10.0) -> list[PromTarget]:
         """Return the active targets. Raises as `query`; VictoriaMetrics without scraping has none."""
-        data = read_data(await self._ask("/api/v1/targets?state=active", None, deadline_s))
+        body = await self._ask("/api/v1/targets?state=active", None, deadline_s)
+        data = await asyncio.to_thread(read_data, body)
         found = data.get("activeTargets")
         if not isinstance(found, list):
             raise BadAnswer("the answer lists no targets", hint="Does this server scrape by itself?")
@@ -189,19 +191,22 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
 async def ask_all(
     client: PromClient, queries: Sequence[tuple[str, float | None]], *, deadline_s: float, at_once: int = 4
 ) -> list[Answer | FleetError]:
-    """Ask several queries, `at_once` at a time, all within `deadline_s`. A failure takes its place."""
-    gate = asyncio.Semaphore(at_once)
+    """Ask several queries, `at_once` at a time, all within `deadline_s`. A failure takes its place.
 
-    async def one(query: str, at_s: float | None) -> Answer | FleetError:
+    What came in time stays, also where another answer did not.
+    """
+    gate = asyncio.Semaphore(at_once)
+    late = Unavailable(f"source {client.settings.name}: no complete answer within {deadline_s:g} s")
+    answers: list[Answer | FleetError] = [late for _ in queries]
+
+    async def one(place: int, query: str, at_s: float | None) -> None:
         async with gate:
             try:
-                return await client.query(query, at_s=at_s, deadline_s=deadline_s)
+                answers[place] = await client.query(query, at_s=at_s, deadline_s=deadline_s)
             except FleetError as problem:
-                return problem
+                answers[place] = problem
 
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(deadline_s):
-            return list(await asyncio.gather(*(one(query, at_s) for query, at_s in queries)))
-    except TimeoutError:
-        late = Unavailable(f"source {client.settings.name}: no complete answer within {deadline_s:g} s")
-        return [late for _ in queries]
+            await asyncio.gather(*(one(i, query, at_s) for i, (query, at_s) in enumerate(queries)))
+    return answers

@@ -40,6 +40,7 @@ class KubernetesServer:
         self.token = "first-token"
         self.page_size = 1_000
         self.is_down = False
+        self.ends_watches = False  # at once, with nothing in them
         self.lists = 0  # requests for a page of the list
         self.watches: list[str] = []  # the versions watches began at
         self.refused = 0
@@ -110,6 +111,8 @@ class KubernetesServer:
             return web.json_response(gone, status=410)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
+        if self.ends_watches:
+            return response
         drop = self._drop
         while not drop.is_set():
             changed = self._changed

@@ -503,6 +503,34 @@ def test_a_first_answer_that_fails_says_why(run: Callable[[Test], None], tmp_pat
     run(test)
 
 
+def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pause(
+    run: Callable[[Test], None], tmp_path: Path
+) -> None:
+    async def test(r: Rig) -> None:
+        (tmp_path / "token").write_text("first-token")
+        async with kubernetes_server() as server:
+            server.ends_watches = True
+            await r.discovery.lookups.look(source(kubernetes(server, tmp_path / "token")))
+            await asyncio.sleep(1.0)
+            # watches begin 1, 2, 4, ... s apart: a minute has 6 of them; without a pause it has thousands
+            assert len(server.watches) <= 10
+
+    run(test)
+
+
+def test_the_watch_of_a_source_that_is_gone_ends(run: Callable[[Test], None], tmp_path: Path) -> None:
+    async def test(r: Rig) -> None:
+        (tmp_path / "token").write_text("first-token")
+        async with kubernetes_server() as server:
+            await r.discovery.lookups.look(source(kubernetes(server, tmp_path / "token")))
+            tasks = {task for task in asyncio.all_tasks() if "EndpointWatch.run" in repr(task)}
+            assert len(tasks) == 1
+            await r.tick()  # no source is registered
+            assert all(task.done() for task in tasks)
+
+    run(test)
+
+
 # hostile settings and commands
 
 

@@ -10,19 +10,20 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiohttp import web
 
 from control.fetch import open_session
 from control.own_metrics import ControlMetrics
-from control.promsource import PromClient, SourceSettings
+from control.promsource import PromClient, SourceSettings, ask_all
 from control.promsource_round import SourcedPage, SourceReader, Wanted
 from control.rounds import FurtherPage, NodeResult, Target
 from control.scrape import Scraper
 from fleet.clock import SystemClock
 from fleet.errors import FleetError, InvalidInput, Unavailable
-from fleet.promql import QueryRefused
+from fleet.promql import Answer, QueryRefused
 from fleet.readings import Reason
 from tests import in_process
 from tests.prom_servers import PromServer, prometheus, scrape_config, victoria_metrics
@@ -268,6 +269,27 @@ def test_an_answer_that_is_none_is_a_reason_and_no_crash(kind: str):
             return getattr(found["n"], "reason", None)
 
     assert ask_server(HOSTILE[kind], read) is Reason.SOURCE_DOWN
+
+
+def test_one_answer_that_never_comes_costs_only_its_own_nodes():
+    now_s = CLOCK.now().timestamp()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        if form["query"] == "slow":
+            return await drip(request)
+        up = {"metric": {"__name__": "up"}, "values": [[now_s, "1"]]}
+        return web.Response(body=matrix([up]), content_type="application/json")
+
+    async def read(url: str) -> object:
+        async with open_session() as http:
+            client = PromClient(http, CLOCK, SourceSettings("s", url))
+            queries = [("a", None), ("slow", None), ("b", None), ("c", None)]
+            return await ask_all(client, queries, deadline_s=15.0, at_once=2)
+
+    first, slow, *others = cast("list[Answer | FleetError]", ask_server(answer, read))
+    assert isinstance(slow, Unavailable)
+    assert all(isinstance(one, Answer) and one.series[0].name == "up" for one in (first, *others))
 
 
 def test_a_warned_answer_is_used_and_what_is_new_in_it_does_not_count_from_zero():
