@@ -63,6 +63,7 @@ class CapacityBook:
         self._engines: dict[EngineKey, _Engine] = {}
         self._of_node: dict[str, list[EngineKey]] = {}
         self._refreshing = threading.Lock()
+        self._expected = 0  # engines there will be: the first ones must not take the room of all
 
     def engines_of(self, node: str) -> list[EngineKey]:
         """Return the engines seen on a node, in order."""
@@ -79,6 +80,7 @@ class CapacityBook:
     def take(self, round_: Round) -> None:
         """Add a round's windows. First sights have none."""
         at_s = round_.at.timestamp()
+        self._expected = max(len(round_.nodes), len(self._engines))
         for result in round_.nodes:
             for sample in result.samples:
                 if sample.covered_s is not None:
@@ -92,7 +94,7 @@ class CapacityBook:
     def _engine(self, key: EngineKey, pool: str) -> _Engine:
         engine = self._engines.get(key)
         if engine is None:
-            ring = ring_of(len(self._engines) + 1)
+            ring = ring_of(max(self._expected, len(self._engines) + 1))
             engine = self._engines[key] = _Engine(pool, CapacityLearner(UNLIMITED, ring_windows=ring))
             self._of_node[key[0]] = sorted([*self._of_node.get(key[0], []), key])
         engine.pool = pool
@@ -153,6 +155,7 @@ class CapacityBook:
         s = SampleRow
         pools = {pool.name: pool for pool in facts.pools}
         pool_of = {node.name: node.pool for node in facts.nodes}
+        self._expected = max(len(facts.nodes), len(self._engines))
         since = now - self._reach(session, now)
         events = (
             select(func.sum(func.unnest(s.itl_counts).column_valued("n"))).scalar_subquery().label("events")

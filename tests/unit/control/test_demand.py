@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from control.assess import Assessment, Assessor
-from control.capacity_book import CapacityBook
+from control.capacity_book import LEARNT_WINDOWS, CapacityBook
 from control.fleet_facts import FleetFacts, Node, Pool
 from control.gateway_scrape import FlowWindow
 from control.scrape import EngineSample, GatewayResult, NodeResult, Round, Target
@@ -137,6 +137,14 @@ def test_gateways_that_most_requests_go_round_are_no_measure_of_demand_when_one_
         found = watch.round((node("a", served()),), heard("g1", flow("batch", 10)), lost("g2"))
     # the engines receive 6/s, the gateways have sent 2/s
     assert health(found, "fleet").competing_rate == pytest.approx(6)
+
+
+def test_the_first_engines_of_a_large_fleet_do_not_take_the_room_of_all():
+    names = [f"n{number}" for number in range(500)]
+    watch = Watch(*names, gateways=())
+    watch.round(tuple(node(name, served()) for name in names))
+    rings = {engine.learner._points.maxlen for engine in watch.assessor.book._engines.values()}
+    assert rings == {LEARNT_WINDOWS // 500}
 
 
 def test_engines_of_one_node_and_models_of_one_fleet_have_verdicts_of_their_own():
