@@ -104,7 +104,7 @@ def from_capacity(book: CapacityBook, assessment: Assessment) -> list[Observatio
                 "node",
                 name,
                 value,
-                f"capacity of {name} at saturation and by its curve differ by {words}",
+                f"capacity of {name} as seen now and by its curve differ by {words}",
                 pool=state.node.pool,
             )
         )
