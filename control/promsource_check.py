@@ -130,7 +130,8 @@ async def list_targets(
         found = await client.targets()
     except (BadAnswer, QueryRefused):
         found = []
-    kept = [t for t in found if t.labels.get(label) and fits(t.labels, client.settings.matchers)]
+    named = [target for target in found if target.labels.get(label)]
+    kept = await fitting(client, named, client.settings.matchers)
     if kept:
         return sorted((_view(t, label, nodes, name_label) for t in kept), key=lambda t: t.instance)
     return [
@@ -162,24 +163,33 @@ def _view(target: PromTarget, label: str, nodes: Mapping[str, str], name_label: 
     )
 
 
-def fits(labels: Mapping[str, str], matchers: Sequence[str]) -> bool:
-    """True where labels fit PromQL matchers as a server would decide (regular expressions by Python's)."""
-    for text in matchers:
-        parsed = re.fullmatch(r'(\w+)(=~|!~|!=|=)"(.*)"', text, re.DOTALL)
-        if parsed is None:
-            continue
-        name, operator, quoted = parsed.groups()
-        value, wanted = labels.get(name, ""), re.sub(r"\\(.)", r"\1", quoted)
-        if operator.endswith("~"):
-            try:
-                is_equal = re.fullmatch(quoted.replace("\\\\", "\\"), value) is not None
-            except re.error:
-                is_equal = True  # the server will tell
-        else:
-            is_equal = value == wanted
-        if is_equal == operator.startswith("!"):
-            return False
-    return True
+async def fitting(
+    client: PromClient, targets: Sequence[PromTarget], matchers: Sequence[str]
+) -> list[PromTarget]:
+    """Return the targets that finished matchers select, in the order given.
+
+    Where a regular expression is among them the server decides, by the labels of its `up` series: its
+    engine needs linear time, Python's may never come back. Raises as `check_source`.
+    """
+    parsed = [re.fullmatch(r'(\w+)(=~|!~|!=|=)"(.*)"', text, re.DOTALL) for text in matchers]
+    if any(found is None or found[2].endswith("~") for found in parsed):
+        answer = await client.query(selector([matcher("__name__", ["up"]), *matchers]))
+        known = {_identity({k: v for k, v in s.labels.items() if k != "__name__"}) for s in answer.series}
+        return [target for target in targets if _identity(target.labels) in known]
+    exact = [(found[1], found[2] == "!=", _unquoted(found[3])) for found in parsed if found is not None]
+    return [
+        target
+        for target in targets
+        if all((target.labels.get(name, "") == value) is not is_not for name, is_not, value in exact)
+    ]
+
+
+def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(labels.items())
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
 def proposed_name(text: str) -> str:

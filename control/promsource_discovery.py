@@ -19,7 +19,7 @@ from control import commands_promsource
 from control.discovery_settings import PrometheusSettings
 from control.discovery_targets import Answer, Found, Remarks, Wanted, read_labels, shown
 from control.promsource import PromClient, SourceSettings
-from control.promsource_check import fits
+from control.promsource_check import fitting
 from control.roles import Actor
 from control.tables import NodeSourceRow, PromSourceRow
 from fleet.clock import Clock
@@ -46,9 +46,9 @@ async def look_at_targets(
     matchers = parsed_matchers(settings.match)
     found: list[Found] = []
     remarks = Remarks()
-    for target in await PromClient(session, clock, source).targets(deadline_s=DEADLINE_S):
-        if not fits(target.labels, matchers):
-            continue
+    client = PromClient(session, clock, source)
+    targets = await client.targets(deadline_s=DEADLINE_S)
+    for target in await fitting(client, targets, matchers):
         try:
             address = urlsplit(target.scrape_url).netloc
         except ValueError:

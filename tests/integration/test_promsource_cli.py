@@ -217,7 +217,7 @@ def test_the_controller_finds_nodes_among_targets_and_reads_them_there(
 ):
     run("prom", "add", "main", server.url, "--match", 'job="vllm"')
     until_scraped(run, 2)
-    arguments = ("--pool", "chat", "--url", server.url, "--match", 'job="vllm"', "--read-from", "main")
+    arguments = ("--pool", "chat", "--url", server.url, "--match", 'job=~"(v|x)l+m"', "--read-from", "main")
     run("discovery", "add", "targets", "prometheus", *arguments, "--name-rule", "node-{port}")
 
     async def tick() -> str:
@@ -227,7 +227,7 @@ def test_the_controller_finds_nodes_among_targets_and_reads_them_there(
         leadership = Leadership("me", epoch=held.epoch, until_s=CLOCK.monotonic_s() + 1e6)
         async with open_session() as http:
             deps = Deps(database.engine, CLOCK, leadership, lambda: http, admin_token="unused here")
-            return await Discovery(deps, http).tick()
+            return await Discovery(deps, http, patience_s=60.0).tick()
 
     assert asyncio.run(tick()) == "targets: 2 nodes, 2 added"
     names = [f"node-{address.rpartition(':')[2]}" for address in addresses]
