@@ -199,7 +199,8 @@ class QualityBook:
         if not facts.gateways:
             return []
         flows = [result.flows for result in round_.gateways]
-        is_whole = len(flows) == len(facts.gateways)
+        first_sights = [f.covered_s is None for each in flows for f in each or ()]
+        is_whole = len(flows) == len(facts.gateways) and not any(first_sights)
         arrivals = [s.window.arrivals for node in round_.nodes for s in node.samples]
         if not is_whole or any(each is None for each in flows):
             self._counted.append(None)

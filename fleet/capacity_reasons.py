@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fleet.capacity import CapacityEstimate, Method
 from fleet.curve_fit import StepCurve
-from fleet.health_reading import TARGET_RHO
 
 _LIMITS = {
     "slots": "sequence slots",
@@ -81,8 +80,3 @@ def _advice_line(advised: float, curve: StepCurve, batch: float) -> str:
         f"advice: hold the engine at {advised:.0f} sequences: {more:+.0%} tokens/s "
         f"and {quicker:.1f} times quicker tokens than at {batch:.0f}"
     )
-
-
-def occupancy_caption(expected: float | None) -> str:
-    """Return what an occupancy should be compared with; "" where no curve is known."""
-    return "" if expected is None else f"at rho {TARGET_RHO:g} expect {expected:.0%}"

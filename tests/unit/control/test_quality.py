@@ -176,6 +176,17 @@ def test_engines_that_receive_what_no_gateway_sent_are_being_reached_past_them()
     assert not bypassed([10] * 8 + [20] * 12)
 
 
+def test_a_gateway_seen_for_the_first_time_has_counted_nothing_yet():
+    facts = FleetFacts(FACTS.nodes, (), (Target("g", "http://g/metrics"),))
+    book, pages = QualityBook(), PageBook(period_s=PERIOD_S)
+    book.take(round_of(0, arrivals(0, 2_000, pages)), FACTS)  # before there was a gateway
+    first = (GatewayResult("g", (FlowWindow("acme", "interactive", None),)),)
+    for number in range(1, 12):  # 5 of 6 rounds would be 83 % of what the node received
+        gateways = first if number == 1 else sent(2_000)
+        quality = book.take(round_of(number, arrivals(number, 2_000, pages), gateways=gateways), facts)
+        assert Kind.GATEWAY_BYPASSED not in open_kinds(quality), number
+
+
 def test_a_standby_goes_on_with_what_stands():
     book = QualityBook()
     first = book.take(round_of(0, good(CLAMPED)), FACTS)
