@@ -26,7 +26,7 @@ from fleet.health_reading import TimedWindow
 from fleet.load import OWN_LIMITS
 from fleet.outcomes import SHED
 from fleet.readings import EngineWindow, Histogram, PageReading
-from fleet.windows import window
+from fleet.windows import window, with_answers_owed
 
 #: Histograms that a stored sample keeps; of `inference_s` sum and count alone.
 KEPT = frozenset({
@@ -57,6 +57,7 @@ class PageSeries:
                 windows = window(before[1], page, at_s - before[0])
             except NotMeasured:
                 continue
+            self._before[node] = (at_s, with_answers_owed(before[1], page))
             for found in windows:
                 timed = TimedWindow(at_s, as_stored(found))
                 self._windows.setdefault((node, found.engine), []).append(timed)

@@ -16,7 +16,7 @@ from fleet.errors import NotMeasured
 from fleet.lifesigns import Life
 from fleet.quality_kinds import Finding
 from fleet.readings import EngineReading, EngineWindow, PageReading
-from fleet.windows import window
+from fleet.windows import window, with_answers_owed
 
 #: More periods than this between two pages: the increment is right, its place in time is not.
 MAX_GAP_PERIODS = 3.0
@@ -84,7 +84,8 @@ class PageBook:
             windows, covered_s = _first_sights(page, ("two_writers",)), None
         else:
             windows, covered_s = self._windows(seen, page, started_s)
-        self._seen[node] = _Seen(url, page, started_s, watch)
+        kept = page if seen is None or covered_s is None else with_answers_owed(seen.page, page)
+        self._seen[node] = _Seen(url, kept, started_s, watch)
         samples = tuple(
             EngineSample(name, replace(w, flags=(*w.flags, *_LIFE_FLAGS.get(life, ()))), covered_s)
             for name, w, life in zip(names, windows, signs.lives, strict=True)

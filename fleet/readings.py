@@ -127,6 +127,7 @@ class PageReading:
     http_finished: int | None = None  # 2xx answers to POST on inference paths; includes client aborts
     http_failed: int | None = None  # 5xx answers to the same requests
     admission_rejections: int | None = None
+    answers_owed: int = 0  # finished in the window before and not yet in `http_finished`; see fleet.windows
     lora_adapters: tuple[str, ...] | None = None  # with a request now; () none, None not said
     gpus: tuple[GpuReading, ...] = ()  # of a GPU exporter's page, or of an engine's that has them too
     dropped: tuple[str, ...] = ()  # what was left out and why: "line 41: not a number", "series cap"

@@ -7,8 +7,9 @@ vanishing from the balance (vLLM's Python front end counts them nowhere).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
+from operator import sub
 
 from fleet.counters import increment
 from fleet.errors import InvalidInput, NotMeasured
@@ -77,6 +78,16 @@ def aborted_between(before: PageReading, after: PageReading) -> int | None:
     return _departures(before, after, pairs, page_restarted).aborted
 
 
+def with_answers_owed(before: PageReading, after: PageReading) -> PageReading:
+    """Return `after`, knowing how many requests its engines finished that its HTTP side has yet to count.
+
+    Hand it in as `before` of the next window: the answers counted then are no arrivals of their own. A
+    request owes its answer for one window at most, so that what never asks over HTTP owes nothing for long.
+    """
+    pairs, page_restarted = _pairs(before, after)
+    return replace(after, answers_owed=_departures(before, after, pairs, page_restarted).owed)
+
+
 def _pairs(before: PageReading, after: PageReading) -> tuple[list[_Pair], bool]:
     page_restarted = _page_restarted(before, after)
     olds = {(e.engine, e.model): e for e in before.engines}
@@ -135,13 +146,14 @@ class _Departures:
 
     `http` are 2xx answers that reached an engine, None where the page does not count them;
     `counts_at_start` says that they are counted when they begin (the Rust front end), so that they are
-    arrivals already. `aborted` is for all engines together.
+    arrivals already. `aborted` is for all engines together, `owed` the answers still to be counted.
     """
 
     http: int | None
     counts_at_start: bool
     aborted: int | None
     is_one_engine: bool
+    owed: int = 0
 
 
 def _departures(
@@ -162,8 +174,11 @@ def _departures(
     rejected = grown(before.admission_rejections, after.admission_rejections) or 0
     failed = grown(before.http_failed, after.http_failed) or 0
     http -= max(0, rejected - failed)  # refused inside an answer that had begun with 200
+    if not restarted:
+        http -= before.answers_owed  # of requests that an earlier window counted
     requests = sum(_requests_finished(pair) for pair in pairs)
-    return _Departures(http, False, max(0, http - requests), len(pairs) == 1)
+    owed = min(requests, max(0, requests - http))
+    return _Departures(max(0, http), False, max(0, http - requests), len(pairs) == 1, owed)
 
 
 def _requests_finished(pair: _Pair) -> int:
@@ -268,7 +283,7 @@ def _histogram(pair: _Pair, name: str) -> tuple[Histogram | None, str]:
         return (new, "") if pair.zero_before else (None, "")
     if old.edges != new.edges:
         return None, f"histogram_edges_changed:{name}"
-    counts = tuple(b - a for a, b in zip(old.counts, new.counts, strict=True))
+    counts = tuple(map(sub, new.counts, old.counts))  # as many: one for each bound and one above
     if min(counts) < 0:
         return None, f"histogram_bucket_fell:{name}"
     total = None if old.sum is None or new.sum is None else new.sum - old.sum

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fleet.dialects import read_page
 from fleet.errors import InvalidInput, NotMeasured
 from fleet.readings import EngineReading, EngineWindow, Histogram, PageReading, PageState
-from fleet.windows import window
+from fleet.windows import window, with_answers_owed
 
 DATA = Path(__file__).parents[2] / "data" / "metrics"
 
@@ -246,3 +246,41 @@ def test_a_sum_of_reasons_with_one_unknown_is_unknown():
     after = made(finished={"stop": 9, "length": 700}, running=0, waiting=0)
     got = only(window(before, after, 10.0))
     assert (got.completed, got.arrivals) == (None, None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20))
+def test_answers_that_are_counted_late_arrive_once(steps: list[tuple[int, int]]):
+    # in each window some finish, and of those some are answered only in the next one; nobody leaves early
+    before, finished = made(finished={"stop": 0}, running=0, waiting=0, http_finished=0), 0
+    arrived: list[int | None] = []
+    for done, late in steps:
+        finished += done
+        answered = finished - min(late, done)
+        page = made(finished={"stop": finished}, running=0, waiting=0, http_finished=answered)
+        got = only(window(before, page, 10.0))
+        assert got.aborted == 0
+        arrived.append(got.arrivals)
+        before = with_answers_owed(before, page)
+    assert arrived == [done for done, _ in steps]
+
+
+def test_clients_that_leave_while_answers_are_late_are_counted_in_the_end():
+    # 10 finish with 4 answers to come, then 10 more and 3 leave: 10 + 4 + 3 answers are counted
+    pages = [
+        made(finished={"stop": done}, running=0, waiting=0, http_finished=http)
+        for done, http in ((0, 0), (10, 6), (20, 23))
+    ]
+    first = only(window(pages[0], pages[1], 10.0))
+    second = only(window(with_answers_owed(pages[0], pages[1]), pages[2], 10.0))
+    assert (first.arrivals, second.arrivals, second.aborted) == (10, 13, 3)
+
+
+def test_what_does_not_ask_over_http_owes_no_answers_for_long():
+    # 100 finish unseen by HTTP, then nothing does: of 5 answers afterwards all are aborts
+    quiet = made(finished={"stop": 100}, running=0, waiting=0, http_finished=0)
+    owing = with_answers_owed(made(finished={"stop": 0}, running=0, waiting=0, http_finished=0), quiet)
+    assert owing.answers_owed == 100
+    later = with_answers_owed(owing, quiet)
+    assert later.answers_owed == 0
+    left = made(finished={"stop": 100}, running=0, waiting=0, http_finished=5)
+    assert only(window(later, left, 10.0)).aborted == 5
