@@ -30,11 +30,10 @@ from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.diagnose import diagnosis, span_of
 from control.diagnosis_report import as_json
-from control.exports import spend_csv
 from control.http_errors import status_code
 from control.openapi import document
 from control.queries_quality import findings
-from control.queries_spend import month_spend
+from control.queries_spend import month_file
 from control.roles import Actor, Role
 from control.status_report import status_report
 from control.tokens import ApiToken, Scope, authenticate
@@ -302,7 +301,7 @@ def _published(made: commands_policy.Published) -> Response:
 
 def _spend_csv(session: Session, deps: ApiDeps, asked: Asked) -> Response:
     now, month = deps.clock.now(), asked.request.path_params["month"]
-    export = spend_csv(month_spend(session, month, zone=deps.zone, now=now), now)
+    export = month_file(session, month, zone=deps.zone, now=now)
     return Response(
         export.body,
         media_type="text/csv; charset=utf-8",

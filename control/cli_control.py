@@ -24,7 +24,8 @@ from sqlalchemy import Engine
 from control import ledger, usage
 from control.alert_delivery import Courier
 from control.bake_verdict import verdict
-from control.database import make_engine, require_head
+from control.closed_months import require_zone
+from control.database import make_engine, require_head, session_scope
 from control.database_url import resolve_dsn
 from control.deps import Deps, Leadership
 from control.discovery import TICK_S, Discovery
@@ -61,6 +62,8 @@ def control(verbose: bool) -> None:
     engine = make_engine(resolve_dsn(settings))
     try:
         require_head(engine)
+        with session_scope(engine) as session:
+            require_zone(session, ZoneInfo(settings.finance_timezone))
         uvloop.run(_run(settings, engine, SystemClock()))
     finally:
         engine.dispose()

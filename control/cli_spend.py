@@ -21,8 +21,8 @@ import click
 
 from control import prices as price_book
 from control.cli_session import me, transaction
-from control.exports import Export, spend_csv
-from control.queries_spend import month_spend
+from control.exports import Export, status_of
+from control.queries_spend import month_file, month_spend
 from control.settings import load_settings
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
@@ -31,11 +31,11 @@ from fleet.months import month_at
 from fleet.spend import MonthSpend, subtotals
 
 
-def _month(name: str | None) -> tuple[MonthSpend, datetime]:
+def _month(name: str | None) -> MonthSpend:
     now, zone = SystemClock().now(), ZoneInfo(load_settings().finance_timezone)
     wanted = month_at(now, zone).name if name is None else name
     with transaction() as session:
-        return month_spend(session, wanted, zone=zone, now=now), now
+        return month_spend(session, wanted, zone=zone, now=now)
 
 
 @click.group()
@@ -48,12 +48,12 @@ def spend() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(month: str | None, as_json: bool) -> None:
     """Show the spend of MONTH (2026-11; default: this month) by tenant."""
-    found, _ = _month(month)
+    found = _month(month)
     by_tenant = {tenant or "(idle)": usd for (tenant,), usd in subtotals(found.lines, "tenant").items()}
     if as_json:
         click.echo(json.dumps(_as_json(found, by_tenant), indent=2))
         return
-    state = "estimated, the month is not over" if found.is_estimated else "complete"
+    state = "estimated, the month is not over" if found.is_estimated else status_of(found)
     click.echo(f"{found.month.name} ({found.month.zone}), {state}")
     for tenant, usd in sorted(by_tenant.items(), key=lambda item: -item[1]):
         click.echo(f"  {tenant:<32} {usd:>14,.2f} USD")
@@ -67,6 +67,7 @@ def _as_json(found: MonthSpend, by_tenant: dict[str, Decimal]) -> dict[str, obje
         "month": found.month.name,
         "time_zone": found.month.zone,
         "estimated": found.is_estimated,
+        "state": found.state,
         "method": found.method,
         "total_usd": str(found.total_usd),
         "idle_usd": str(found.idle_usd),
@@ -81,8 +82,9 @@ def _as_json(found: MonthSpend, by_tenant: dict[str, Decimal]) -> dict[str, obje
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: standard output.")
 def export(month: str, out: Path | None) -> None:
     """Write MONTH as CSV. Whole or refused; rows, total and sha256 go to standard error."""
-    found, now = _month(month)
-    made = spend_csv(found, now)
+    now, zone = SystemClock().now(), ZoneInfo(load_settings().finance_timezone)
+    with transaction() as session:
+        made = month_file(session, month, zone=zone, now=now)
     if out is None:
         sys.stdout.buffer.write(made.body)
         sys.stdout.buffer.flush()

@@ -34,6 +34,8 @@ COLUMNS = (
     "node_hours",
     "amount_usd",
     "method",
+    "adjusts",
+    "note",
 )
 #: Leading characters a spreadsheet takes for a formula, full-width forms included.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -83,15 +85,33 @@ def spend_csv(spend: MonthSpend, now: datetime) -> Export:
     writer.writerow(COLUMNS)
     writer.writerows(_row(spend, line) for line in spend.lines)
     body = out.getvalue().encode()
-    status = "estimated" if spend.is_estimated else "complete"
     return Export(
-        file_name=f"spend_{spend.month.name}_{status}.csv",
+        file_name=f"spend_{spend.month.name}_{status_of(spend)}.csv",
         body=body,
         sha256=hashlib.sha256(body).hexdigest(),
         rows=len(spend.lines),
         total_usd=spend.total_usd,
         generated_at=now,
     )
+
+
+def closed_csv(spend: MonthSpend, body: bytes, now: datetime) -> Export:
+    """Return a closed month's file: the bytes kept when it was closed."""
+    return Export(
+        file_name=f"spend_{spend.month.name}_closed.csv",
+        body=body,
+        sha256=hashlib.sha256(body).hexdigest(),
+        rows=len(spend.lines),
+        total_usd=spend.total_usd,
+        generated_at=now,
+    )
+
+
+def status_of(spend: MonthSpend) -> str:
+    """Return what the file says of the month: closed, not_recorded, estimated or complete."""
+    if spend.state in ("closed", "not recorded"):
+        return spend.state.replace(" ", "_")
+    return "estimated" if spend.is_estimated else "complete"
 
 
 def neutralised(text: str) -> str:
@@ -103,7 +123,7 @@ def _row(spend: MonthSpend, line: SpendLine) -> Sequence[str | int]:
     return (
         spend.month.name,
         spend.month.zone,
-        "estimated" if spend.is_estimated else "complete",
+        status_of(spend),
         line.kind,
         neutralised(line.tenant),
         line.tier,
@@ -116,4 +136,6 @@ def _row(spend: MonthSpend, line: SpendLine) -> Sequence[str | int]:
         f"{line.node_hours:.6f}",
         f"{line.amount_usd:.2f}",
         spend.method,
+        line.adjusts,
+        neutralised(line.note),
     )

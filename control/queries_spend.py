@@ -1,4 +1,4 @@
-"""What a month cost: node time at its prices, allocated to tenant, tier and model.
+"""What a month cost: node time at its prices, allocated to tenant, tier and model; closed months as closed.
 
 Money is `Decimal` USD. A month is one of the declared time zone (`RHODECK_FINANCE_TIMEZONE`). Prevents:
 totals by day, tenant and month that disagree because they were computed apart: there is one way.
@@ -6,9 +6,8 @@ totals by day, tenant and month that disagree because they were computed apart: 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -16,10 +15,12 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from control.prices import in_force, prices
-from control.tables import NodeQuarterRow, PoolRow, UsageQuarterRow
+from control import adjustments, month_inputs
+from control.closed_months import ClosedMonth, closed_months, require_zone, stored_body, stored_spend
+from control.exports import Export, closed_csv, spend_csv
+from control.tables import MonthClosingRow, NodeQuarterRow
 from fleet.months import Month, month_at, month_of
-from fleet.spend import MonthSpend, NodeTime, Use, allocate, subtotals
+from fleet.spend import MonthSpend, MonthState, SpendLine, subtotals
 
 SETTLED_AFTER = timedelta(hours=1)  # gateways deliver usage within seconds; later data is rare
 
@@ -33,20 +34,53 @@ class MonthName:
 
 
 def month_spend(session: Session, name: str, *, zone: ZoneInfo, now: datetime) -> MonthSpend:
-    """Return the spend of month `name` ("2026-11") in `zone`. Raises InvalidInput for another name."""
+    """Return the spend of month `name` ("2026-11") in `zone`; of a closed month what was closed.
+
+    The oldest open month carries the adjustments of closed ones. Raises InvalidInput for another name,
+    Conflict if a month was closed in another zone.
+    """
+    require_zone(session, zone)
     month = month_of(name, zone)
-    return allocate(
-        month,
-        _node_time(session, month),
-        _use(session, month),
-        {pool: slots for pool, slots in session.execute(select(PoolRow.name, PoolRow.max_num_seqs))},
-        is_estimated=now < month.end + SETTLED_AFTER,
-    )
+    closed = closed_months(session)
+    for found in closed:
+        if found.name == name:
+            return stored_spend(session, found)
+    spend = _open_spend(session, month, now)
+    if closed and next_month(closed[0], zone).name == name:
+        spend = with_adjustments(spend, adjustments.pending(session))
+    return replace(spend, state=_state(session, month, now))
+
+
+def month_file(session: Session, name: str, *, zone: ZoneInfo, now: datetime) -> Export:
+    """Return the month's canonical file; of a closed month the very bytes that were signed.
+
+    Raises as `month_spend` and `spend_csv` do.
+    """
+    spend = month_spend(session, name, zone=zone, now=now)
+    if spend.state == "closed":
+        return closed_csv(spend, stored_body(session, name), now)
+    return spend_csv(spend, now)
+
+
+def next_month(closed: ClosedMonth, zone: ZoneInfo) -> Month:
+    """Return the month after a closed one: the next that can be closed."""
+    return month_at(closed.month.end, zone)
+
+
+def with_adjustments(spend: MonthSpend, lines: Sequence[SpendLine]) -> MonthSpend:
+    """Return `spend` with adjustment lines after its own."""
+    total = spend.total_usd + sum((line.amount_usd for line in lines), Decimal("0.00"))
+    return replace(spend, lines=(*spend.lines, *lines), total_usd=total)
+
+
+def first_observed(session: Session) -> datetime | None:
+    """Return the first quarter-hour with observed node time."""
+    return session.scalar(select(func.min(NodeQuarterRow.quarter)))
 
 
 def months_with_data(session: Session, *, zone: ZoneInfo, now: datetime) -> list[MonthName]:
     """Return the months from the first observed node time to now, newest first; the current one always."""
-    first = session.scalar(select(func.min(NodeQuarterRow.quarter)))
+    first = first_observed(session)
     current = month_at(now, zone)
     names = [MonthName(current.name, True)]
     at = current
@@ -57,42 +91,22 @@ def months_with_data(session: Session, *, zone: ZoneInfo, now: datetime) -> list
 
 
 def spend_by_tenant(session: Session, now: datetime, *, zone: ZoneInfo) -> Mapping[str, Decimal]:
-    """Return this month's spend so far by tenant, USD. Tenants without use are absent."""
-    spend = month_spend(session, month_at(now, zone).name, zone=zone, now=now)
+    """Return this month's spend so far by tenant, USD. Tenants without use are absent.
+
+    Without adjustments of earlier months: a budget is for this month's use.
+    """
+    spend = _open_spend(session, month_at(now, zone), now)
     return {tenant: amount for (tenant,), amount in subtotals(spend.lines, "tenant").items() if tenant}
 
 
-def _node_time(session: Session, month: Month) -> list[NodeTime]:
-    known = prices(session)
-    n = NodeQuarterRow
-    rows = session.execute(
-        select(n.pool, n.price_class, n.quarter, func.sum(n.up_s))
-        .where(n.quarter >= month.start, n.quarter < month.end)
-        .group_by(n.pool, n.price_class, n.quarter)
-    )
-    sums: dict[tuple[str, str, Decimal | None], Decimal] = defaultdict(Decimal)
-    for pool, price_class, quarter, up_s in rows:
-        sums[pool, price_class, in_force(known, price_class, pool, quarter)] += up_s
-    return [NodeTime(pool, price_class, up_s, price) for (pool, price_class, price), up_s in sums.items()]
+def _open_spend(session: Session, month: Month, now: datetime) -> MonthSpend:
+    base = month_inputs.basics(session, month, now)
+    use = month_inputs.use(session, month, base.rule)
+    return base.spend(month, use, is_estimated=now < month.end + SETTLED_AFTER)
 
 
-def _use(session: Session, month: Month) -> list[Use]:
-    q = UsageQuarterRow
-    rows = session.execute(
-        select(
-            q.tenant,
-            q.tier,
-            q.model,
-            q.pool,
-            func.sum(q.requests),
-            func.sum(q.prompt_tokens),
-            func.sum(q.output_tokens),
-            func.sum(q.engine_s),
-        )
-        .where(q.quarter >= month.start, q.quarter < month.end)
-        .group_by(q.tenant, q.tier, q.model, q.pool)
-    )
-    return [
-        Use(tenant, tier, model, pool, int(requests), int(prompt), int(output), engine_s)
-        for tenant, tier, model, pool, requests, prompt, output, engine_s in rows
-    ]
+def _state(session: Session, month: Month, now: datetime) -> MonthState:
+    first = first_observed(session)
+    if month.is_over(now) and (first is None or first >= month.end):
+        return "not recorded"
+    return "open" if session.get(MonthClosingRow, month.name) is None else "closing"

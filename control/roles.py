@@ -34,6 +34,7 @@ class Permission(StrEnum):
     MANAGE_ALERTS = "change alert rules and webhooks"
     EXPORT_SPEND = "export spend"
     SET_PRICES = "set prices"
+    CLOSE_MONTHS = "close months"
     MANAGE_ACCOUNTS = "manage accounts and API tokens"
 
 
@@ -51,7 +52,9 @@ _OPERATES = frozenset(
 GRANTS: dict[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({Permission.VIEW}),
     Role.OPERATOR: _OPERATES,
-    Role.FINANCE: frozenset({Permission.VIEW, Permission.EXPORT_SPEND, Permission.SET_PRICES}),
+    Role.FINANCE: frozenset(
+        {Permission.VIEW, Permission.EXPORT_SPEND, Permission.SET_PRICES, Permission.CLOSE_MONTHS}
+    ),
     Role.ADMIN: frozenset(Permission),
 }
 

@@ -157,6 +157,12 @@ class Settings(BaseSettings):
         default="UTC", description="IANA time zone in which finance's months begin and end."
     )
 
+    finance_key_file: Path | None = Field(
+        default=None,
+        description="File of the key closed months are signed with (default: finance.key in the state "
+        "folder, made at the first close).",
+    )
+
     @field_validator("database_url")
     @classmethod
     def _must_be_postgres(cls, value: SecretStr | None) -> SecretStr | None:
@@ -164,7 +170,7 @@ class Settings(BaseSettings):
             parse_dsn(value.get_secret_value())
         return value
 
-    @field_validator("state_dir", "admin_token_file", "webhook_secrets_dir")
+    @field_validator("state_dir", "admin_token_file", "webhook_secrets_dir", "finance_key_file")
     @classmethod
     def _must_be_absolute(cls, value: Path | None) -> Path | None:
         if value is not None and not value.expanduser().is_absolute():
@@ -221,6 +227,11 @@ class Settings(BaseSettings):
     def webhook_secrets(self) -> Path:
         """The folder of webhooks' secrets: as set, else in the state folder."""
         return self.webhook_secrets_dir or self.state_dir / "webhook_secrets"
+
+    @property
+    def finance_key(self) -> Path:
+        """The file of the key months are signed with: as set, else in the state folder."""
+        return self.finance_key_file or self.state_dir / "finance.key"
 
     def read_admin_token(self) -> SecretStr | None:
         """Return the token for gateways from the variable or the file; None if neither is set.

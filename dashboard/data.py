@@ -27,7 +27,7 @@ from control import (
     queries_traffic_history,
 )
 from control.audit import BrokenRow
-from control.exports import Export, spend_csv
+from control.exports import Export
 from control.prices import Price, prices
 from control.queries_fleet import AlertView, HealthView, RoundView
 from control.queries_gateway_traffic import TenantTraffic
@@ -182,9 +182,7 @@ def _spend(session: Any, of: Deps, now: datetime, month: str) -> MonthSpend:
 
 def _export(session: Any, of: Deps, now: datetime, month: str) -> MonthExport:
     try:
-        return MonthExport(
-            spend_csv(queries_spend.month_spend(session, month, zone=of.zone, now=now), now), None
-        )
+        return MonthExport(queries_spend.month_file(session, month, zone=of.zone, now=now), None)
     except Conflict as refused:
         return MonthExport(None, refused)
 

@@ -19,9 +19,9 @@ from starlette.routing import BaseRoute, Route
 
 from control import accounts, audit
 from control.database import require_head, session_scope
-from control.exports import Export, spend_csv
+from control.exports import Export
 from control.http_errors import status_code
-from control.queries_spend import month_spend
+from control.queries_spend import month_file
 from control.roles import Permission, require
 from dashboard import access
 from dashboard.deps import Deps, deps
@@ -168,7 +168,7 @@ def _export(of: Deps, token: str | None, month: str) -> Export:
     require(person.actor, Permission.EXPORT_SPEND)
     with session_scope(of.writer) as session:
         now = of.clock.now()
-        export = spend_csv(month_spend(session, month, zone=of.zone, now=now), now)
+        export = month_file(session, month, zone=of.zone, now=now)
         audit.append(
             session, person.actor, "spend.export", f"month {month}", "", dict(export.manifest()), now
         )

@@ -1,10 +1,7 @@
-"""A month's node cost, allocated to tenant, tier and model so that every level adds up to the cent.
+"""A month's money: what goes in, its lines, and rounding in which every level adds up to the cent.
 
 Money is `Decimal` USD, node time seconds, use engine-seconds (time a request held a place on an engine).
-Rule "engine-seconds/1": a node-second of a pool has `slots` engine-seconds to give (`max_num_seqs`); what
-requests held of them is theirs in proportion, the rest is the pool's idle line. Without known slots all
-of a pool's cost goes to its users in proportion, and only time nobody used is idle. Amounts are rounded
-once, by largest remainder. Prevents: idle smeared over tenants unseen, and cents that do not add up.
+How cost becomes lines stands in `fleet/allocation.py`. Prevents: cents that do not add up.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ from typing import Literal, TypeVar
 
 from fleet.months import Month
 
-METHOD = "engine-seconds/1"
 CENT = Decimal("0.01")
 SECONDS_PER_HOUR = Decimal(3600)
 
 Key = TypeVar("Key", bound=Hashable)
-LineKind = Literal["usage", "idle"]
+LineKind = Literal["usage", "idle", "burst", "commitment", "overhead", "adjustment"]
+MonthState = Literal["not recorded", "open", "closing", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,16 @@ class NodeTime:
     price_class: str
     up_s: Decimal
     usd_per_node_hour: Decimal | None  # None: no price was in force
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Cost that no node's up time explains: unused commitments of a pool, overhead of the platform."""
+
+    kind: Literal["commitment", "overhead"]
+    pool: str  # "" for the platform
+    usd: Decimal
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +54,12 @@ class Use:
     prompt_tokens: int
     output_tokens: int
     engine_s: Decimal
+    kv_token_s: Decimal = Decimal(0)  # tokens held in KV cache times seconds; 0 unless the rule needs it
 
 
 @dataclass(frozen=True, slots=True)
 class SpendLine:
-    """One line of a month. Idle lines have no tenant, tier or model."""
+    """One line of a month. A line nobody used has no tenant, tier or model unless its cost is shared."""
 
     kind: LineKind
     tenant: str
@@ -63,12 +71,14 @@ class SpendLine:
     output_tokens: int
     engine_s: Decimal
     node_hours: Decimal  # part of the pool's node-hours, unrounded
-    amount_usd: Decimal  # whole cents
+    amount_usd: Decimal  # whole cents; negative only in adjustments
+    adjusts: str = ""  # the closed month an adjustment is for
+    note: str = ""  # of an adjustment: the kind of line it changes, or the correction and its reason
 
 
 @dataclass(frozen=True, slots=True)
 class MonthSpend:
-    """A month's lines. `total_usd` is the sum of the lines and of the pools' rounded node cost."""
+    """A month's lines. `total_usd` is the sum of the lines: node cost, charges and adjustments."""
 
     month: Month
     method: str
@@ -79,42 +89,7 @@ class MonthSpend:
     unpriced_node_hours: Decimal  # observed, but no price was in force: not in the total
     unplaced_engine_s: Decimal  # use in a pool without observed node time: not in the total
     is_estimated: bool  # the month is not over, or its data may still arrive
-
-
-def allocate(
-    month: Month,
-    node_time: Sequence[NodeTime],
-    use: Sequence[Use],
-    slots: Mapping[str, int | None],
-    *,
-    is_estimated: bool,
-) -> MonthSpend:
-    """Return the month's lines. `slots` is the places on one node, by pool; None where not known.
-
-    Lines are ordered by pool, kind, tenant, tier, model. Pure and independent of the inputs' order.
-    """
-    cost, hours, unpriced = _pool_costs(node_time)
-    use_by_pool: dict[str, list[Use]] = defaultdict(list)
-    for item in use:
-        use_by_pool[item.pool].append(item)
-    rounded = round_to_total(cost, _whole_cents(sum(cost.values(), Decimal(0))))
-    lines: list[SpendLine] = []
-    for pool in sorted(cost):
-        lines += _pool_lines(pool, rounded[pool], hours[pool], use_by_pool[pool], slots.get(pool))
-    unplaced = sum(
-        (u.engine_s for pool, items in use_by_pool.items() if pool not in cost for u in items), Decimal(0)
-    )
-    return MonthSpend(
-        month=month,
-        method=METHOD,
-        lines=tuple(lines),
-        total_usd=sum(rounded.values(), Decimal("0.00")),
-        idle_usd=sum((line.amount_usd for line in lines if line.kind == "idle"), Decimal("0.00")),
-        node_hours=sum(hours.values(), Decimal(0)),
-        unpriced_node_hours=unpriced,
-        unplaced_engine_s=unplaced,
-        is_estimated=is_estimated,
-    )
+    state: MonthState = "open"
 
 
 def round_to_total(amounts: Mapping[Key, Decimal], total: Decimal) -> dict[Key, Decimal]:
@@ -141,49 +116,6 @@ def subtotals(
     return dict(sums)
 
 
-def _whole_cents(amount: Decimal) -> Decimal:
+def whole_cents(amount: Decimal) -> Decimal:
+    """Return `amount` in whole cents, halves away from zero."""
     return amount.quantize(CENT, ROUND_HALF_UP)
-
-
-def _pool_costs(
-    node_time: Sequence[NodeTime],
-) -> tuple[dict[str, Decimal], dict[str, Decimal], Decimal]:
-    cost: dict[str, Decimal] = defaultdict(Decimal)
-    hours: dict[str, Decimal] = defaultdict(Decimal)
-    unpriced = Decimal(0)
-    for item in sorted(node_time, key=lambda t: (t.pool, t.price_class, t.up_s)):
-        up_hours = item.up_s / SECONDS_PER_HOUR
-        if item.usd_per_node_hour is None:
-            unpriced += up_hours
-            continue
-        cost[item.pool] += up_hours * item.usd_per_node_hour
-        hours[item.pool] += up_hours
-    return dict(cost), dict(hours), unpriced
-
-
-def _pool_lines(
-    pool: str, amount: Decimal, hours: Decimal, use: Sequence[Use], slots: int | None
-) -> list[SpendLine]:
-    used_s = sum((item.engine_s for item in use), Decimal(0))
-    offered_s = hours * SECONDS_PER_HOUR * slots if slots else used_s
-    whole_s = max(offered_s, used_s)  # clocks differ a little: never give out more than there is
-    shares: dict[tuple[str, str, str], Decimal] = defaultdict(Decimal)
-    counts: dict[tuple[str, str, str], tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
-    for item in use:
-        key = (item.tenant, item.tier, item.model)
-        shares[key] += item.engine_s
-        requests, prompt, output = counts[key]
-        counts[key] = (requests + item.requests, prompt + item.prompt_tokens, output + item.output_tokens)
-    idle = ("", "", "")
-    parts = {key: (s / whole_s if whole_s else Decimal(0)) for key, s in shares.items()}
-    parts[idle] = Decimal(1) - sum(parts.values(), Decimal(0)) if whole_s else Decimal(1)
-    cents = round_to_total({key: max(part, Decimal(0)) * amount for key, part in parts.items()}, amount)
-    lines = [
-        SpendLine("usage", *key, pool, *counts[key], shares[key], parts[key] * hours, cents[key])
-        for key in sorted(shares)
-    ]
-    if hours:
-        lines.insert(
-            0, SpendLine("idle", *idle, pool, 0, 0, 0, Decimal(0), parts[idle] * hours, cents[idle])
-        )
-    return lines

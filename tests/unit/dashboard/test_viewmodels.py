@@ -29,9 +29,10 @@ from dashboard.data import FleetNow, Pulse, Traffic
 from dashboard.times import UTC_ZONE
 from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_frame import stale_after, who
+from fleet.allocation import allocate
 from fleet.errors import InvalidPolicy
 from fleet.months import month_of
-from fleet.spend import NodeTime, Use, allocate
+from fleet.spend import NodeTime, Use
 
 NOW = datetime(2026, 11, 29, 15, 0, tzinfo=UTC)
 NOTHING = LatencyView("ttft_s", 0, None, None, None, None, None, edges_differ=False)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.allocation import allocate
 from fleet.errors import InvalidInput
 from fleet.months import month_at, month_of, quarter_of
-from fleet.spend import NodeTime, SpendLine, Use, allocate, round_to_total, subtotals
+from fleet.spend import NodeTime, SpendLine, Use, round_to_total, subtotals
 
 UTC_ZONE = ZoneInfo("UTC")
 NOVEMBER = month_of("2026-11", UTC_ZONE)

@@ -1,0 +1,231 @@
+"""`rhodeck months`: list, show, close and verify months; correct closed ones; rules and commitments.
+
+Prevents: a month closed by a script that never saw its checklist.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import click
+
+from control import adjustments, allocation_rules, month_close
+from control.cli_session import me, transaction
+from control.month_checks import Check, checklist
+from control.queries_spend import month_spend
+from control.settings import load_settings
+from fleet.clock import SystemClock
+from fleet.errors import InvalidInput
+
+
+def _zone() -> ZoneInfo:
+    return ZoneInfo(load_settings().finance_timezone)
+
+
+@click.group()
+def months() -> None:
+    """List, close and verify months; correct closed ones; divide cost."""
+
+
+@months.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_months(as_json: bool) -> None:
+    """List every month since the first observed node time, newest first."""
+    with transaction() as session:
+        found = month_close.months(session, zone=_zone(), now=SystemClock().now())
+    if as_json:
+        click.echo(json.dumps([_month_json(each) for each in found], indent=2))
+        return
+    for each in found:
+        closed = each.closed
+        said = "" if closed is None else f"{closed.total_usd:>14,.2f} USD  sha256 {closed.sha256[:12]}"
+        click.echo(f"{each.name}  {each.state:<8} {said}".rstrip())
+
+
+def _month_json(each: month_close.MonthView) -> dict[str, object]:
+    closed = each.closed
+    said: dict[str, object] = {"month": each.name, "state": each.state}
+    if closed is not None:
+        said |= {
+            "total_usd": f"{closed.total_usd:.2f}",
+            "rows": closed.rows,
+            "sha256": closed.sha256,
+            "signature": closed.signature,
+            "key_id": closed.key_id,
+            "closed_at": closed.closed_at.astimezone(UTC).isoformat(),
+            "closed_by": closed.closed_by,
+        }
+    return said
+
+
+@months.command()
+@click.argument("month")
+def show(month: str) -> None:
+    """Show MONTH (2026-11): its state, its lines by kind, and the checklist while it is open."""
+    now, zone = SystemClock().now(), _zone()
+    with transaction() as session:
+        found = month_spend(session, month, zone=zone, now=now)
+        checks: Sequence[Check] = ()
+        if found.state in ("open", "closing"):
+            checks = checklist(session, found, zone, now)
+        late = adjustments.late_records(session, month) if found.state == "closed" else []
+    click.echo(f"{month} ({found.month.zone}), {found.state}, {found.method}")
+    for kind in dict.fromkeys(line.kind for line in found.lines):
+        usd = sum(line.amount_usd for line in found.lines if line.kind == kind)
+        click.echo(f"  {kind:<12} {usd:>14,.2f} USD")
+    click.echo(f"  {'total':<12} {found.total_usd:>14,.2f} USD")
+    _say(checks)
+    for record in late:
+        click.echo(
+            f"late: {record.gateway} {record.spool} {record.seq} of {record.tenant}, "
+            f"finished {record.finished_at:%Y-%m-%d %H:%M}Z, received {record.received_at:%Y-%m-%d %H:%M}Z"
+        )
+
+
+def _say(checks: Sequence[Check]) -> None:
+    for check in checks:
+        word = "ok  " if check.is_met else ("STOP" if check.is_blocking else "look")
+        click.echo(f"  [{word}] {check.name}: {check.found}")
+
+
+@months.command()
+@click.argument("month")
+@click.option("--final", is_flag=True, help="Close for good; without it the checklist is shown.")
+@click.option("--accept", is_flag=True, help="Close although items that do not stop it are not met.")
+@click.option("--note", default="", help="For whoever reads it later.")
+@click.option("--cancel", is_flag=True, help="Take the month back from closing to open.")
+def close(month: str, final: bool, accept: bool, note: str, cancel: bool) -> None:
+    """Begin to close MONTH and show its checklist; with --final close it for good."""
+    settings, now, zone = load_settings(), SystemClock().now(), _zone()
+    if cancel:
+        with transaction() as session:
+            month_close.stop_closing(session, month, actor=me(), now=now)
+        click.echo(f"{month}: open")
+        return
+    if not final:
+        with transaction() as session:
+            checks = month_close.start_closing(session, month, zone=zone, actor=me(), now=now)
+        click.echo(f"{month}: closing")
+        _say(checks)
+        return
+    with transaction() as session:
+        closed = month_close.close_month(
+            session,
+            month,
+            zone=zone,
+            actor=me(),
+            now=now,
+            key_file=settings.finance_key,
+            accept=accept,
+            note=note,
+        )
+    click.echo(f"{month}: closed, {closed.total_usd:,.2f} USD in {closed.rows} rows")
+    click.echo(f"sha256 {closed.sha256}\nsignature {closed.signature} (key {closed.key_id})")
+
+
+@months.command()
+@click.argument("month")
+def verify(month: str) -> None:
+    """Check the file, lines and signature of closed MONTH; exit code 1 if one does not hold."""
+    with transaction() as session:
+        found = month_close.verify(session, month, key_file=load_settings().finance_key)
+    click.echo(f"{month}: sha256 {found.sha256}")
+    click.echo(f"  file       {'holds' if found.is_file_whole else 'IS NOT THE ONE THAT WAS CLOSED'}")
+    click.echo(f"  lines      {'hold' if found.are_lines_whole else 'ARE NOT THOSE OF THE FILE'}")
+    signed = {True: "holds", False: "DOES NOT HOLD", None: "not checked: the key is not on this machine"}
+    click.echo(f"  signature  {signed[found.is_signed]}")
+    if not found.holds:
+        sys.exit(1)
+
+
+@months.command()
+@click.argument("month")
+@click.argument("amount_usd")
+@click.option("--tenant", required=True)
+@click.option("--tier", default="")
+@click.option("--model", default="")
+@click.option("--pool", default="")
+@click.option("--reason", required=True, help="What was wrong.")
+def correct(
+    month: str, amount_usd: str, tenant: str, tier: str, model: str, pool: str, reason: str
+) -> None:
+    """Correct closed MONTH by AMOUNT_USD, as a line of the next month that closes. Negative: after `--`."""
+    with transaction() as session:
+        number = adjustments.correct(
+            session,
+            month=month,
+            tenant=tenant,
+            tier=tier,
+            model=model,
+            pool=pool,
+            amount_usd=amount_usd,
+            reason=reason,
+            actor=me(),
+            now=SystemClock().now(),
+        )
+    click.echo(f"correction {number} of {month}")
+
+
+@months.command()
+@click.option("--from", "from_month", required=True, help="First month it holds for, as 2026-12.")
+@click.option("--by", "basis", type=click.Choice(allocation_rules.BASES), default="engine_seconds")
+@click.option("--share", type=click.Choice(allocation_rules.SHARES), default="apart")
+@click.option("--output-weight", default="12", help="What an output token counts; a prompt token is 1.")
+@click.option("--reason", required=True, help="Who decided it, and when.")
+def rule(from_month: str, basis: str, share: str, output_weight: str, reason: str) -> None:
+    """Divide cost by engine-seconds, tokens or KV-token-seconds; share the unused part."""
+    with transaction() as session:
+        made = allocation_rules.set_rule(
+            session,
+            from_month=from_month,
+            basis=basis,
+            share=share,
+            output_weight=output_weight,
+            reason=reason,
+            zone=_zone(),
+            actor=me(),
+            now=SystemClock().now(),
+        )
+    click.echo(f"from {from_month}: {made.method}")
+
+
+@months.command()
+@click.argument("usd_per_hour")
+@click.option("--pool", help="Pool of the committed nodes; without it, cost of the platform.")
+@click.option("--nodes", default=1, show_default=True, help="How many nodes are committed.")
+@click.option("--upfront", default="0", help="USD paid at once, spread evenly over the term.")
+@click.option("--from", "start", required=True, help="As 2026-12-01T00:00Z.")
+@click.option("--to", "end", required=True, help="Not included.")
+@click.option("--source", required=True, help="Contract, and its date.")
+def commit(
+    usd_per_hour: str, pool: str | None, nodes: int, upfront: str, start: str, end: str, source: str
+) -> None:
+    """Enter nodes that are paid whether used or not: USD_PER_HOUR of each; or the platform's own cost."""
+    with transaction() as session:
+        allocation_rules.add_commitment(
+            session,
+            pool=pool,
+            nodes=nodes,
+            usd_per_hour=usd_per_hour,
+            upfront_usd=upfront,
+            starts_at=_instant(start, "--from"),
+            ends_at=_instant(end, "--to"),
+            source=source,
+            actor=me(),
+            now=SystemClock().now(),
+        )
+    click.echo(f"{nodes} nodes of {pool}" if pool else "the platform")
+
+
+def _instant(text: str, field: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidInput(
+            f"{text[:40]!r} is not a time", hint="Write it as 2026-12-01T00:00Z", field=field
+        ) from exc
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

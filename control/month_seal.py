@@ -1,0 +1,89 @@
+"""Checksum and signature of a closed month. The key is a file, never in the database.
+
+SHA-256 over the canonical file; HMAC-SHA256 over month, zone, rows, total and that checksum. Whoever can
+write to the database but not read the key file cannot make a month that verifies. Prevents: a closed month
+that was rewritten in the database, triggers and all, unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from fleet.errors import Unavailable
+from fleet.policy import canonical_json
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What a signature is about."""
+
+    month: str
+    zone: str
+    rows: int
+    total_usd: Decimal
+    sha256: str
+
+    def signed_by(self, key: bytes) -> str:
+        """Return the HMAC-SHA256 over all fields, hex. Source: RFC 2104."""
+        said = {
+            "month": self.month,
+            "zone": self.zone,
+            "rows": self.rows,
+            "total_usd": f"{self.total_usd:.2f}",
+            "sha256": self.sha256,
+        }
+        return hmac.new(key, canonical_json(said), hashlib.sha256).hexdigest()
+
+    def holds(self, key: bytes, signature: str) -> bool:
+        """Say whether `signature` was made with `key`."""
+        return hmac.compare_digest(self.signed_by(key), signature)
+
+
+def key_id(key: bytes) -> str:
+    """Return the public name of a key: 16 characters that do not give it away."""
+    return hashlib.sha256(b"rhodeck month key\n" + key).hexdigest()[:16]
+
+
+def make_key(path: Path) -> bytes:
+    """Return the key in `path`, made (readable by its owner alone) if there is none. Raises Unavailable."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        if not path.exists():
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(KEY_BYTES) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):  # another process was first: its key counts
+                os.link(beside, path)
+            beside.unlink()
+    except OSError as exc:
+        raise Unavailable(
+            f"the key file {path} cannot be made: {exc.strerror}",
+            hint="Set RHODECK_FINANCE_KEY_FILE to a file this account may write",
+        ) from exc
+    return read_key(path)
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in `path`. Raises Unavailable naming the file, never its content."""
+    hint = "Restore it from its backup: months are signed with it"
+    try:
+        found = bytes.fromhex(path.read_text("ascii").strip())
+    except OSError as exc:
+        raise Unavailable(f"the key file {path} cannot be read: {exc.strerror}", hint=hint) from exc
+    except ValueError as exc:
+        raise Unavailable(f"the key file {path} holds no key in hex", hint=hint) from exc
+    if len(found) != KEY_BYTES:
+        raise Unavailable(f"the key file {path} holds {len(found)} bytes, not {KEY_BYTES}", hint=hint)
+    return found
