@@ -21,6 +21,7 @@ from fleet.readings import Histogram
 #: Observations wanted beyond a quantile before it means anything: n (1 - q).
 TAIL_MIN = 10.0
 _EPSILON = 1e-9
+_COUNTS_END = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,18 @@ def from_cumulative(
     whole = list(map(round, lifted))
     counts = [whole[0], *map(sub, whole[1:], whole)]
     return Histogram(tuple(bounds[:-1]), tuple(counts), total, is_repaired=lifted != list(cumulative))
+
+
+def from_rising(edges: tuple[float, ...], cumulative: list[float], total: float) -> Histogram | None:
+    """Return what `from_cumulative` returns for whole counts that rise; None for others.
+
+    `edges` without the +Inf that the last of `cumulative` is counted at. Counts are below 2^63.
+    """
+    whole = list(map(int, cumulative))
+    if whole != cumulative or whole[0] < 0 or whole[-1] >= _COUNTS_END:
+        return None
+    counts = (whole[0], *map(sub, whole[1:], whole))
+    return None if min(counts) < 0 else Histogram(edges, counts, total)
 
 
 def quantile(histogram: Histogram, q: float) -> Quantile | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from math import ceil, inf, log
 from pathlib import Path
 from statistics import NormalDist
@@ -21,6 +22,7 @@ from fleet.histograms import (
     exponential_index,
     exponential_quantile,
     from_cumulative,
+    from_rising,
     mean,
     merge,
     quantile,
@@ -187,3 +189,18 @@ def test_the_interval_holds_the_true_quantile(values: list[float], q: float):
 def test_quantiles_are_between_0_and_1():
     with pytest.raises(InvalidInput):
         quantile(Histogram((1.0,), (1, 0), None), 1.01)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rising_whole_counts_give_the_histogram_of_cumulative_ones_and_others_are_left_to_it(seed: int):
+    rng = random.Random(seed)
+    bounds = (*sorted(rng.sample(range(1, 1000), rng.randrange(1, 30))), inf)
+    rising = [float(n) for n in sorted(rng.randrange(10**6) for _ in bounds)]
+    said = from_rising(bounds[:-1], rising, 3.5)
+    assert said == from_cumulative(bounds, rising, 3.5)
+    assert said is not None
+    assert said.count == rising[-1]
+    assert from_rising(bounds[:-1], [rising[-1] + 1.0, *rising[1:]], 3.5) is None  # it falls
+    assert from_rising(bounds[:-1], [*rising[:-1], rising[-1] + 0.5], 3.5) is None  # no count
+    assert from_rising(bounds[:-1], [-1.0, *rising[1:]], 3.5) is None
+    assert from_rising(bounds[:-1], [*rising[:-1], 2.0**63], 3.5) is None
