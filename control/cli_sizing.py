@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
+from control.model_config_files import config_bytes
 from fleet.clock import SystemClock
-from fleet.errors import InvalidInput
 from fleet.gpus import GPUS, gpu
-from fleet.model_config import MAX_BYTES, read_model_config
+from fleet.model_config import read_model_config
 from fleet.sizing import Choice, Demand, Sizing, size
 from fleet.sizing_flags import BATCHED_TOKENS, Aim, Launch, differences
 from fleet.sizing_layout import EngineSettings
 from fleet.sizing_roofline import EFFICIENCY
 
 
-def read_config_file(path: Path) -> bytes:
-    """Return a config.json's bytes, at most one more than the reader takes. Raises InvalidInput."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as exc:
-        raise InvalidInput(f"cannot read {path}: {exc.strerror}", field="CONFIG") from exc
-
-
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config")
 @click.option("--gpu", "gpu_name", default="h100-sxm", show_default=True, help=", ".join(GPUS))
 @click.option("--gpus", default=8, show_default=True, help="GPUs of one node or group.")
 @click.option("--prompt-tokens", default=2000, show_default=True, help="Of a typical request.")
@@ -48,8 +38,8 @@ def read_config_file(path: Path) -> bytes:
 @click.option("--eager", is_flag=True, help="Without CUDA graphs (--enforce-eager).")
 @click.option("--pool", help="Compare with what this pool's nodes run (needs the database).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; bytes and seconds.")
-def sizing(config: Path, gpu_name: str, gpus: int, pool: str | None, as_json: bool, **asked: Any) -> None:
-    """Size CONFIG, a model's config.json, for a group of GPUs.
+def sizing(config: str, gpu_name: str, gpus: int, pool: str | None, as_json: bool, **asked: Any) -> None:
+    """Size CONFIG, a model's config.json or a bundled model's name, for a group of GPUs.
 
     Exit code 1 if nothing fits or the file is not a model's.
     """
@@ -64,7 +54,7 @@ def sizing(config: Path, gpu_name: str, gpus: int, pool: str | None, as_json: bo
         max_seqs=asked["max_seqs"],
         has_graphs=not asked["eager"],
     )
-    found = size(read_model_config(read_config_file(config)), gpu(gpu_name), gpus, settings, demand)
+    found = size(read_model_config(config_bytes(config)), gpu(gpu_name), gpus, settings, demand)
     runs = {} if pool is None else _launches(pool)
     if as_json:
         click.echo(json.dumps(document(found, runs), indent=1))

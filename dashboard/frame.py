@@ -45,6 +45,7 @@ def navigation() -> st.Page:
             ],
             "Cost": [
                 page("estimates", "Estimates", ":material/calculate:"),
+                page("sizing", "Sizing", ":material/straighten:"),
                 page("spend", "Spend", ":material/payments:"),
             ],
         }

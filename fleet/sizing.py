@@ -168,7 +168,7 @@ def _possible(
     notes = list(_notes(shape, gpu, layout))
     if (planned := first.total_s / EFFICIENCY[0]) > demand.ttft_s:
         notes.append(
-            f"a typical prompt alone takes about {planned * 1e3:.0f} ms, {demand.ttft_s * 1e3:.0f} are allowed"
+            f"a typical prompt alone takes about {planned:.2f} s, allowed are {demand.ttft_s:.2f} s"
         )
     return Choice(
         layout=layout,

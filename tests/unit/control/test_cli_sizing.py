@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from control.cli import main
-
-CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -21,7 +18,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_people_and_programs_get_the_same_answer(capsys):
-    asked = (str(CONFIGS / "llama-3.1-70b.json"), "--gpu", "h100-sxm", "--gpus", "8")
+    asked = ("llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "8")
     code, out, _ = run(capsys, *asked)
     assert code == 0
     _, told, _ = run(capsys, *asked, "--json")
@@ -34,7 +31,7 @@ def test_people_and_programs_get_the_same_answer(capsys):
 
 
 def test_nothing_fits_is_said_with_reasons_and_an_exit_code(capsys):
-    code, out, _ = run(capsys, str(CONFIGS / "deepseek-v3.json"), "--gpu", "l4", "--gpus", "2")
+    code, out, _ = run(capsys, "deepseek-v3", "--gpu", "l4", "--gpus", "2")
     assert code == 1
     assert "Nothing fits" in out
     assert "GB a GPU for weights and work" in out
@@ -43,7 +40,7 @@ def test_nothing_fits_is_said_with_reasons_and_an_exit_code(capsys):
 def test_aims_set_the_tokens_of_a_step(capsys):
     seen = {}
     for aim in ("tail", "balance", "cost"):
-        _, out, _ = run(capsys, str(CONFIGS / "llama-3.1-8b.json"), "--aim", aim, "--json")
+        _, out, _ = run(capsys, "llama-3.1-8b", "--aim", aim, "--json")
         seen[aim] = json.loads(out)["settings"]["batched_tokens"]
     assert seen == {"tail": 4096, "balance": 8192, "cost": 16384}
 
@@ -52,6 +49,7 @@ def test_a_file_that_is_not_there_and_one_that_is_no_model(capsys, tmp_path):
     code, _, err = run(capsys, str(tmp_path / "none.json"))
     assert code == 1
     assert "cannot read" in err
+    assert "llama-3.1-70b" in err  # the bundled ones are named
     wrong = tmp_path / "config.json"
     wrong.write_text('{"a": 1}')
     code, _, err = run(capsys, str(wrong))

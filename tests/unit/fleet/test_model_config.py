@@ -13,7 +13,7 @@ from fleet.errors import InvalidInput
 from fleet.model_config import Layer, read_model_config
 from fleet.model_quantisation import read_quantisation
 
-CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
+CONFIGS = Path(__file__).parents[3] / "control" / "data" / "models"
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
 
 

@@ -20,7 +20,7 @@ from fleet.sizing_memory import memory, request_bytes, state_bytes, token_bytes
 from fleet.sizing_roofline import EFFICIENCY, Roofline, largest_batch
 from fleet.sizing_weights import active_parameters, gpu_weight_bytes, stored_bytes
 
-CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
+CONFIGS = Path(__file__).parents[3] / "control" / "data" / "models"
 NAMES = (
     "llama-3.1-8b",
     "llama-3.1-70b",

@@ -21,8 +21,9 @@ from fleet.sizing_layout import EngineSettings, Layout
 from fleet.sizing_memory import cache_tokens, memory, request_bytes
 from fleet.sizing_weights import active_parameters, gpu_weight_bytes, parameters
 
-CONFIGS = Path(__file__).parents[2] / "data" / "model_configs"
-FIELDS = json.loads((CONFIGS / "fields.json").read_text())
+CONFIGS = Path(__file__).parents[3] / "control" / "data" / "models"
+DATA = Path(__file__).parents[2] / "data"
+FIELDS = json.loads((DATA / "model_configs" / "fields.json").read_text())
 
 
 def model(name: str) -> ModelShape:
@@ -215,7 +216,7 @@ def test_the_whole_chain_against_published_caches():
 )
 def test_captured_engines_hold_the_tokens_of_their_cache_space(page, blocks):
     # one tiny model: 2,097,152 tokens in 1 GiB are 512 bytes a token, such as 2 layers x 2 x 2 x 32 x 2
-    text = (CONFIGS.parent / "metrics" / f"{page}.prom.txt").read_text()
+    text = (DATA / "metrics" / f"{page}.prom.txt").read_text()
     labels = dict(
         re.findall(r'(\w+)="([^"]*)"', next(re.finditer(r"cache_config_info\{.*\}", text)).group())
     )
