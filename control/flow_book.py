@@ -41,7 +41,7 @@ class FlowState:
     newest: FlowMinute | None
     time: Histogram | None  # of ten minutes
     ttft: Histogram | None
-    length_s: float  # covered seconds of these ten minutes
+    length_s: float  # seconds that `time` and `ttft` cover of these ten minutes
     burns: dict[str, Burn] = field(default_factory=dict[str, Burn])
     good: GoodCount | None = None  # of the last hour
 
@@ -143,7 +143,7 @@ class FlowBook:
             rho_low=rho_low,
             rho_high=rho_high,
         )
-        shown = [m for m in recent if m.ended_at_s > at_s - SHOWN_S]
+        shown = [m for m in kept.recent(at_s, SHOWN_S) if _has_times(m)]
         burns = {
             name: burn(
                 objective,
@@ -188,6 +188,11 @@ class FlowBook:
         if subject[0] == "tier":
             return tiers[Tier(subject[1])].queue_timeout_s
         return sum(tiers[tier].weight / 100 * tiers[tier].queue_timeout_s for tier in TIERS)
+
+
+def _has_times(minute: FlowMinute) -> bool:
+    """Say whether a minute's times are known; of one that an earlier process kept only the counts are."""
+    return minute.time is not None or minute.ttft is not None or minute.minute.departures == 0
 
 
 def _signals(found: FlowState, objective: Objective) -> Sequence[FlowSignal]:

@@ -133,6 +133,19 @@ def test_a_steady_fleet_is_in_equilibrium_and_says_so_only_after_whole_minutes()
     assert signal(later, FlowRule.UNSTABLE).value == 0.0
 
 
+def test_places_after_a_restart_are_of_the_time_that_was_measured():
+    world = World()
+    closed = [one for _ in range(61) for one in world.round().closed]
+    world.book = FlowBook()
+    world.book.refill([(who, replace(minute, time=None, ttft=None)) for who, minute, _ in closed], 10.0)
+    found = world.run(14)
+    fleet = next(s for s in found.states if s.subject == ("fleet", ""))
+    assert fleet.minutes == 12
+    assert fleet.time is not None
+    # 3 nodes x 4 req/s: what the minutes before the restart lack is no idle time
+    assert fleet.time.count / fleet.length_s == pytest.approx(12)
+
+
 def test_more_arrivals_than_departures_is_filling():
     world = World()
     world.run(12)
