@@ -125,8 +125,9 @@ def _doubling(state: FlowNow | None) -> Card:
         "p99 has grown by 1.8 within half an hour to an hour and a half, its rise is significant, and both "
         "held in three minutes in a row"
     )
-    if state is None or not state.minutes:
-        return Card("p99 doubling time", words.UNKNOWN, "not known", "unknown", help=help_)
+    if state is None or not _has_trend(state):
+        why = "It takes 12 minutes with requests"
+        return Card("p99 doubling time", words.UNKNOWN, "not known", "unknown", why, help_)
     if state.p99_doubling_min is None:
         return Card("p99 doubling time", "none", "does not double", "good", help=help_)
     still = bool(state.detail.get("is_middle_still"))
@@ -139,6 +140,12 @@ def _doubling(state: FlowNow | None) -> Card:
         note,
         help_,
     )
+
+
+def _has_trend(state: FlowNow) -> bool:
+    """Return whether a doubling was looked for: the trend of too few minutes says nothing."""
+    found = state.detail.get("signals") or []
+    return any(s["name"] == "trend" and s["is_raised"] is not None for s in found)
 
 
 def _attainment(slo: SloCount | None, policy: Policy | None) -> Card:
@@ -273,7 +280,9 @@ def subject_rows(
         ],
         "doubling": [
             words.UNKNOWN
-            if s.p99_doubling_min is None or is_stale(s, now, stale_s)
+            if is_stale(s, now, stale_s) or not _has_trend(s)
+            else "none"
+            if s.p99_doubling_min is None
             else f"{s.p99_doubling_min:.0f} min"
             for s in states
         ],

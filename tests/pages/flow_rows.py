@@ -30,11 +30,11 @@ def times(count: int, median_s: float, tail_s: float) -> Histogram:
     return Histogram(EDGES, tuple(counts), (count - slow) * median_s + slow * tail_s)
 
 
-def minutes(last: datetime) -> list[FlowMinute]:
-    """Return the minutes until `last`: 10 req/s of 2 s each; the slowest 3 % take 8 s, doubling."""
+def minutes(last: datetime, count: int = MINUTES) -> list[FlowMinute]:
+    """Return the `count` minutes until `last`: 10 req/s of 2 s each; the slowest 3 % take 8 s, doubling."""
     found: list[FlowMinute] = []
-    for number in range(MINUTES):
-        ended_s = (last - timedelta(minutes=MINUTES - 1 - number)).timestamp() // 60 * 60
+    for number in range(count):
+        ended_s = (last - timedelta(minutes=count - 1 - number)).timestamp() // 60 * 60
         time = times(600, 2.0, 8.0 * 2 ** (number / 15))
         assert time.sum is not None
         found.append(
@@ -59,9 +59,9 @@ def minutes(last: datetime) -> list[FlowMinute]:
     return found
 
 
-def add_flow(session: Session, last: datetime) -> None:
+def add_flow(session: Session, last: datetime, count: int = MINUTES) -> None:
     """Write the fleet and a tier; the newest state is of `last`."""
-    kept = minutes(last)
+    kept = minutes(last, count)
     state = assess_equilibrium([m.minute for m in kept], waiting=3, longest_wait_s=10.0, mu=12.0)
     hour = GoodCount(620 * MINUTES, 582 * MINUTES, 582 * MINUTES)
     burns = {name: burn(Objective(), hour, hour) for name in PAIRS}

@@ -85,6 +85,15 @@ def test_an_old_state_is_no_present_balance(stale: Show, dashboard_on: FreshData
     assert all(rows.empty for rows in rules)
 
 
+def test_a_tail_of_too_few_minutes_is_not_said_to_be_still(full: Show, dashboard_on: FreshDatabase) -> None:
+    with session_scope(dashboard_on.engine) as session:
+        add_flow(session, SystemClock().now(), count=5)
+    at = full("flow")
+    assert "does not double" not in text(at)
+    assert "It takes 12 minutes with requests" in text(at)
+    assert column(at, "doubling") == ["\u2014"] * 2
+
+
 @pytest.mark.parametrize("state", ["empty", "failing", "stale", "full"])
 def test_without_minutes_the_page_says_so_and_shows_no_exception(
     state: str, request: pytest.FixtureRequest
