@@ -160,6 +160,8 @@ class Courier:
         if 300 <= answer.status < 400:
             return Answered(call, f"status {answer.status}: redirects are not followed")
         said = " ".join(answer.body.decode("utf-8", "replace").split())
+        if token := headers.get("Authorization", "").removeprefix("Bearer "):
+            said = said.replace(token, "***")  # some receivers repeat what they refuse; this is stored
         shown = "".join(c for c in said if c.isprintable())[:_SHOWN]
         return Answered(call, f"status {answer.status}: {shown}".rstrip(": "), answer.status == _GONE)
 

@@ -74,7 +74,11 @@ class AlertRule:
     @property
     def opens_words(self) -> str:
         """When it opens, in words: "above 0.85 ratio for more than 120 s", "yes at once"."""
-        hold = f"for more than {self.open_after_s:g} s" if self.open_after_s else "at once"
+        hold = "at once"
+        if self.open_after_s:
+            hold = f"for more than {self.open_after_s:g} s"
+        elif self.open_rounds:
+            hold = f"for more than {self.open_rounds} round{'s' if self.open_rounds > 1 else ''}"
         if self.unit == YES_NO:
             return f"yes {hold}"
         return f"{self.direction.value} {self.open_at:g} {self.unit} {hold}"
@@ -85,7 +89,7 @@ class AlertRule:
         hold = (
             f"for {self.resolve_after_s:g} s"
             if self.resolve_after_s
-            else f"for {self.resolve_rounds} rounds"
+            else f"for {self.resolve_rounds} round{'s' if self.resolve_rounds != 1 else ''}"
         )
         if self.unit == YES_NO:
             return f"no {hold}"

@@ -343,6 +343,22 @@ def test_a_closed_port_and_a_missing_secret_are_failures_with_a_reason(house: Ho
     asyncio.run(run())
 
 
+def test_a_receiver_that_repeats_what_it_was_sent_puts_no_token_on_record(house: House) -> None:
+    async def echo(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, text=f"refused {request.headers['Authorization']}")
+
+    async def run() -> None:
+        async with listening(Receiver(echo)) as receiver, house.leader() as courier:
+            house.add("am", receiver.url, kind="alertmanager")
+            house.rounds(60, frozen())
+            await courier.tick()
+        with session_scope(house.engine) as session:
+            (view,) = webhook_views(session)
+        assert view.last_error == "status 401: refused Bearer ***"
+
+    asyncio.run(run())
+
+
 def test_a_name_that_stands_for_a_metadata_address_is_not_called(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,3 +155,10 @@ def test_every_rule_has_a_runbook_and_no_runbook_is_an_orphan() -> None:
         assert f"[{name}]({name}.md)" in index
         for heading in ("What it means", "How to see it", "What to turn", "When to wake whom"):
             assert f"## {heading}\n" in text, f"{name}: {heading}"
+
+
+def test_words_of_a_rule_say_how_many_rounds_it_waits():
+    # what opens beyond one or three rounds does not open "at once"
+    assert RULES["slo_burn"].opens_words == "above 1 times the limit for more than 1 round"
+    assert RULES["node_frozen"].opens_words == "yes at once"
+    assert RULES["budget"].resolves_words == "below 0.9 for 1 round"
