@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, exists, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -230,6 +230,10 @@ def add_page(
     if page == row.base_url + row.metrics_path or session.get(NodeEndpointRow, (node, page)) is not None:
         raise Conflict(f"{page} is a page of node {node} already", hint="Nothing was changed", field="url")
     e = NodeEndpointRow
+    if kind == "engine" and (owner := _reader_of(session, page)) is not None:
+        raise Conflict(
+            f"{page} is a page of node {owner} already", hint="Its engines would count twice", field="url"
+        )
     if len(session.scalars(select(e.url).where(e.node == node)).all()) >= PAGES_MAX:
         raise Conflict(f"node {node} has {PAGES_MAX} pages already", hint="Remove one first", field="url")
     session.add(
@@ -244,6 +248,14 @@ def add_page(
         )
     )
     audit.append(session, actor, "node.page_add", f"node {node}", "", {"url": page, "kind": kind}, now)
+
+
+def _reader_of(session: Session, page: str) -> str | None:
+    """Return the node that this engine's page is read for, as its own or a further one."""
+    n, e = NodeRow, NodeEndpointRow
+    further = exists().where(e.node == n.name, e.url == page, e.kind == "engine")
+    is_own = n.base_url + n.metrics_path == page
+    return session.scalar(select(n.name).where(n.state != "removed", is_own | further).limit(1))
 
 
 def checked_page(url: str) -> str:

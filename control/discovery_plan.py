@@ -2,13 +2,14 @@
 
 Times are UTC. An answer without targets changes nothing; a node that is not named any more is missing for
 the source's grace, then removed, its history kept. Nodes of other origin are never touched. Prevents: a
-fleet that vanishes because a lookup failed, and a hand-made node that discovery fights over.
+fleet that vanishes because a lookup failed, a hand-made node that discovery fights over, and an engine
+counted in two nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from control.discovery_targets import Wanted
@@ -55,12 +56,14 @@ def plan(
     if not wanted:
         kept = f"; {len(living)} nodes stay" if living else ""
         return Plan(problem=f"the answer names no usable target{kept}")
-    pages = {n.page: n.name for n in present.values() if n.state != "removed"}
+    pages = {url: n.name for n in present.values() if n.state != "removed" for url in (*n.pages, n.page)}
     add: list[Wanted] = []
     move: list[Wanted] = []
     repage: list[Wanted] = []
     remarks: list[str] = []
-    for node in wanted:
+    for asked in wanted:
+        node, others = _own_pages(asked, pages)
+        remarks.extend(others)
         known = present.get(node.name)
         why_not = _foreign(source, node, known, pages)
         if why_not:
@@ -91,6 +94,15 @@ def plan(
         forget=tuple(sorted(n for n in gone if n not in living)),
         remarks=tuple(remarks),
     )
+
+
+def _own_pages(node: Wanted, owners: Mapping[str, str]) -> tuple[Wanted, list[str]]:
+    """Return the node without engine pages that are read as another node's, and what was left out."""
+    foreign = {url: owners[url] for url in node.pages if owners.get(url, node.name) != node.name}
+    if not foreign:
+        return node, []
+    left_out = [f"{node.name}: {url} is a page of node {owner} already" for url, owner in foreign.items()]
+    return replace(node, pages=tuple(url for url in node.pages if url not in foreign)), left_out
 
 
 def further_pages(node: Wanted) -> frozenset[str]:

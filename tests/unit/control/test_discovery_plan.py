@@ -253,3 +253,16 @@ def test_further_pages_follow_the_source():
     assert ([n.name for n in todo.repage], todo.move) == (["a"], ())
     same = planned([wanted("a", pages=(page,))], [present("a", source="s", pages=frozenset({page}))])
     assert same.repage == ()
+
+
+def test_an_engine_page_of_another_node_is_not_read_twice():
+    hand = Present("hand", "http://a:8001/metrics", "active")
+    pages = ("http://a:8001/metrics", "http://a:8002/metrics", "http://a:8003/metrics")
+    other = present("b", source="t", pages=frozenset({"http://a:8003/metrics"}))
+    todo = planned([wanted("a", pages=pages)], [hand, other])
+    assert [n.pages for n in todo.add] == [("http://a:8002/metrics",)]
+    assert [n.pages for n in todo.repage] == [("http://a:8002/metrics",)]
+    assert [r.partition(" is ")[2] for r in todo.remarks] == [
+        "a page of node hand already",
+        "a page of node b already",
+    ]
