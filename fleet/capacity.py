@@ -24,8 +24,9 @@ from fleet.capacity_limits import (
     occupancy_at,
 )
 from fleet.curve_fit import Fit, StepCurve, bootstrap_curves, fit_curve, recent_ratio
+from fleet.plateau import plateau, queued_plateau
+from fleet.prompt_cost import latency_at_mix
 from fleet.saturation import (
-    BATCH_MAX,
     LARGEST_DEFAULT_SEQS,
     LEAST_DEFAULT_BUDGET,
     MIN_WINDOWS,
@@ -38,8 +39,6 @@ from fleet.saturation import (
     known_slots,
     merged,
     mix_of,
-    plateau,
-    queued_plateau,
     throughput_60s,
 )
 
@@ -55,7 +54,6 @@ PREFILL_ERROR = (
 DRIFT = 0.15
 QUEUED = "saturated_by_its_queue"  # no gauge was full, but requests waited for minutes
 CONFIGURED_ERROR = 0.25  # of a typed capacity: mixes moving by a fifth and a benchmark's own error
-ITL_MAX_S = 1e6  # seconds no step takes
 
 
 class Grade(StrEnum):
@@ -195,17 +193,18 @@ def estimate_capacity(
     `remembered` is an earlier plateau at the same mix that is still valid. `draws` is the number of
     bootstrap resamples (>= 0). Never raises for lack of data: that is the answer `peak_seen` or `unknown`.
     """
+    points = [p for p in points if p.is_possible]
     if not points:
         return UNKNOWN
     mix, (slots, flags) = mix_of(points), known_slots(points, limits)
     rates = throughput_60s(points)
     peak = float(np.quantile(rates, 0.95)) if len(rates) else None
-    seen = plateau(points, slots)
+    seen = plateau(points, slots, mix)
     if seen is None and limits.max_num_batched_tokens is None and mix.is_prefill_heavy:
-        seen = queued_plateau(points, slots)
+        seen = queued_plateau(points, slots, mix)
         flags = flags if seen is None else (*flags, QUEUED)
     seen = seen or remembered
-    usable = [p for p in points if p.usable and p.batch <= BATCH_MAX and p.itl_s <= ITL_MAX_S]
+    usable = [p for p in points if p.usable]
     base = CapacityEstimate(
         Method.PEAK_SEEN if peak else Method.UNKNOWN,
         Grade.D,
@@ -222,7 +221,7 @@ def estimate_capacity(
     if len(usable) >= MIN_WINDOWS and reached >= 1:
         joined = merged(usable, mix)
         batch = np.asarray([p.batch for p in joined], np.float64)
-        latency = np.asarray([p.itl_s for p in joined], np.float64)
+        latency = latency_at_mix(joined, mix, limits.max_num_batched_tokens)
         fit = fit_curve(batch, latency)
         curves = bootstrap_curves(batch, latency, fit, draws, rng)
         reach = (float(batch.min()), reached)

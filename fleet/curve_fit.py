@@ -174,6 +174,18 @@ def fit_curve(batch: Vector, latency: Vector) -> Fit:
     return best if best.improvement > 6 else straight
 
 
+def convex_cost(batch: Vector, latency: Vector, prompts: Vector) -> float:
+    """Return gamma >= 0, seconds a prompt token adds to a step, beside a convex cost of the batch.
+
+    Huber fit of tau = a + beta b + extra max(0, b - middle) + gamma p; `prompts` is p, tokens a step. It is
+    0 where prompts explain nothing that the batch does not.
+    """
+    middle = float(batch.min() + batch.max()) / 2
+    size = max(float(np.abs(prompts).max()), 1.0)  # columns of one order: tokens are thousands
+    design = np.column_stack((_bent_design(batch, middle), prompts / size))
+    return float(_huber_fit(design, latency, bin_weights(batch), None, _ITERATIONS)[0][3]) / size
+
+
 def recent_ratio(curve: StepCurve, batch: Vector, latency: Vector) -> float:
     """Return by how much the newest windows' step times differ from the curve's, at their own batches.
 

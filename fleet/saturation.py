@@ -17,12 +17,12 @@ from fleet.curve_fit import Vector
 
 MIN_WINDOWS = 12
 MIN_COMPLETIONS = 20
-QUEUED_LEAST = 60  # windows with a queue, where no gauge says that the engine was full
-RECENT_SATURATED = 90  # windows, a quarter of an hour: what a full engine does now, not on average
 MINUTE_COVERED_S = 45.0  # what must be covered of a minute to speak for it
 OUTPUT_CV = 0.8  # coefficient of variation of chat outputs in public traces: squared cv 0.53 to 0.60
 OUTPUT_CV_BAND = (0.4, 1.3)  # what it may be where nobody measured the KV that a sequence holds
 BATCH_MAX = 1e6  # sequences no engine has: one hostile page must not spoil a fit
+ITL_MAX_S = 1e6  # seconds no step takes
+EVENTS_MAX = 1e9  # tokens a second no engine computes
 MANY_RUNNING = 8  # below it one reading of the KV gauge says little about a sequence
 MERGED_S = 30.0  # windows of a prefill-heavy mix are joined: ten seconds hold few prompts
 PREFILL_HEAVY = 10.0  # prompt tokens a decode step of a request from which prefill rules the step
@@ -59,6 +59,13 @@ class Point:
     preemptions: int | None = None
     usable: bool = True  # enters the curve; saturation and mix use every point
 
+    @property
+    def is_possible(self) -> bool:
+        """Return whether an engine can have done this: a page may say anything."""
+        most = EVENTS_MAX * self.length_s
+        tokens = max(self.decode_events, self.prompt_tokens or 0, self.prompt_tokens_computed or 0)
+        return self.batch <= BATCH_MAX and self.itl_s <= ITL_MAX_S and tokens <= most
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -74,15 +81,22 @@ class Mix:
     @property
     def is_prefill_heavy(self) -> bool:
         """Whether prompts rule the step time."""
-        prompt, events = self.prompt_tokens_computed, self.decode_events
-        return prompt is not None and bool(events) and prompt / (events or 1.0) >= PREFILL_HEAVY
+        share = self.prompts_per_event
+        return share is not None and share >= PREFILL_HEAVY
+
+    @property
+    def prompts_per_event(self) -> float | None:
+        """Return I / O, prompt tokens computed a decode step; all where cached ones are not told apart."""
+        known = self.prompt_tokens_computed
+        prompt = known if known is not None else self.prompt_tokens
+        return prompt / self.decode_events if prompt is not None and self.decode_events else None
 
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
     """A capacity that was seen: the engine full, with work waiting, for a minute or more."""
 
-    tokens_per_s: float  # median of decode tokens/s over saturated windows
+    tokens_per_s: float  # median of decode tokens/s over saturated windows, at the mean mix
     relative_error: float  # standard error of it, ratio
     seen_at_s: float
     windows: int
@@ -148,8 +162,19 @@ def _joined(group: Sequence[Point]) -> Point:
     seconds, gaps = sum(p.length_s for p in group), sum(p.batch * p.length_s for p in group)
     events = sum(p.decode_events for p in group)
     return replace(
-        group[-1], length_s=seconds, batch=gaps / seconds, itl_s=gaps / events, decode_events=events
+        group[-1],
+        length_s=seconds,
+        batch=gaps / seconds,
+        itl_s=gaps / events,
+        decode_events=events,
+        prompt_tokens=_total([p.prompt_tokens for p in group]),
+        prompt_tokens_computed=_total([p.prompt_tokens_computed for p in group]),
     )
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _prefill_s(points: Sequence[Point], completions: int) -> float | None:
@@ -158,9 +183,7 @@ def _prefill_s(points: Sequence[Point], completions: int) -> float | None:
     None where the difference is within three standard errors of nothing: `running` is a gauge read once a
     window, and the noise of it must not take slots away.
     """
-    told = [
-        (p.running - p.batch, p.length_s) for p in points if p.running is not None and p.batch <= BATCH_MAX
-    ]
+    told = [(p.running - p.batch, p.length_s) for p in points if p.running is not None and p.is_possible]
     if len(told) < MIN_WINDOWS or not completions:
         return None
     apart = np.asarray([difference for difference, _ in told], np.float64)
@@ -238,28 +261,3 @@ def saturated_points(
         ):
             found.append(point)
     return found
-
-
-def queued_plateau(points: Sequence[Point], slots: float) -> Plateau | None:
-    """Return the capacity seen while requests waited for ten minutes or more in all, whatever was full."""
-    full = saturated_points(points, slots, does_queue_suffice=True)[-RECENT_SATURATED:]
-    return _plateau_of(full) if len(full) >= QUEUED_LEAST else None
-
-
-def plateau(points: Sequence[Point], slots: float) -> Plateau | None:
-    """Return the capacity seen in the latest saturated minutes, or None when there were fewer than six.
-
-    An engine that is throttled, or runs a new kernel, is full at another rate than it was yesterday.
-    """
-    full = saturated_points(points, slots)[-RECENT_SATURATED:]
-    return _plateau_of(full) if len(full) >= 6 else None
-
-
-def _plateau_of(full: Sequence[Point]) -> Plateau | None:
-    rates = np.asarray([p.decode_events / p.length_s for p in full], np.float64)
-    median = float(np.median(rates))
-    if median <= 0:
-        return None
-    spread = float(rates.std()) / median * math.sqrt(math.pi / 2)  # of a median of Gaussians
-    error = spread / math.sqrt(max(1.0, len(rates) / 6))  # neighbours share traffic: one in six counts
-    return Plateau(median, error, full[-1].ended_at_s, len(full))

@@ -531,8 +531,9 @@ def test_an_objective_below_the_shortest_step_is_said_to_be_out_of_reach():
 def test_one_impossible_window_does_not_spoil_the_fit():
     # a page may say anything, 1e300 s between tokens too; least squares of that do not converge
     points = scrapes()["linear", "0.5"]
-    lie = replace(points[0], batch=1e299, itl_s=1e297, decode_events=1e300)
+    lie = replace(points[0], batch=1e299, itl_s=1e297, decode_events=1e300, prompt_tokens=10**400)
     limits = EngineLimits(256, None, 600_000)
     honest = estimate_capacity(points[1:], limits, np.random.default_rng(1))
     found = estimate_capacity([lie, *points[1:]], limits, np.random.default_rng(1))
     assert found.curve == honest.curve
+    assert found.requests_per_s == pytest.approx(honest.requests_per_s)
