@@ -50,13 +50,22 @@ def file_mark(path: str) -> FileMark | None:
     return FileMark(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def read_bounded(path: str, most: int, what: str) -> bytes:
-    """Return a regular file's bytes. Raises Unavailable (not there, not readable) or InvalidInput."""
+def read_bounded(path: str, most: int, what: str, *, is_secret: bool = True) -> bytes:
+    """Return a regular file's bytes. Raises Unavailable (not there, not readable) or InvalidInput.
+
+    What is no secret is shown to people, so a file that only its owner may read is refused for it.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
+            mode = os.fstat(handle).st_mode
+            if not stat.S_ISREG(mode):
                 raise InvalidInput(f"the {what} {path} is no regular file", hint="Name a regular file")
+            if not is_secret and not mode & (stat.S_IRGRP | stat.S_IROTH):
+                raise InvalidInput(
+                    f"the {what} {path} is private to its owner (mode {stat.S_IMODE(mode):o})",
+                    hint="What it names is shown to people: let its group read it, or name another file",
+                )
             with os.fdopen(handle, "rb", closefd=False) as file:
                 body = file.read(most + 1)
         finally:
@@ -72,7 +81,7 @@ def read_bounded(path: str, most: int, what: str) -> bytes:
 
 async def look_in_file(settings: FileSettings) -> Answer:
     """Read the file: target groups where its name ends in .json or its text begins with [, else lines."""
-    body = await asyncio.to_thread(read_bounded, settings.path, BYTES_MAX, "file")
+    body = await asyncio.to_thread(read_bounded, settings.path, BYTES_MAX, "file", is_secret=False)
     name = settings.path.lower()
     if name.endswith((".yml", ".yaml")):
         raise InvalidInput(

@@ -27,7 +27,7 @@ def test_prometheus_reads_back_what_was_exported(tmp_path: Path):
     round_ = Assessment(T0, 300.0, (chat,), tuple(node(name) for name in "abc"))
 
     async def ask(client: PromClient, query: str) -> list[float]:
-        answer = await client.query(query)
+        answer = await client.query(query, deadline_s=60.0)
         return [series.samples[-1][1] for series in answer.series]
 
     async def run() -> dict[str, list[float]]:

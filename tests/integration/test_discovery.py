@@ -333,9 +333,14 @@ def test_srv_records_become_nodes_and_a_long_answer_comes_by_tcp(run: Callable[[
 
 
 def test_a_source_that_hangs_holds_no_other_up(
-    run: Callable[[Test], None], database: FreshDatabase, tmp_path: Path
+    run: Callable[[Test], None],
+    database: FreshDatabase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "nodes"
+    for module in ("discovery", "discovery_lookups"):  # it hangs for longer than the test can take
+        monkeypatch.setattr(f"control.{module}.DEADLINE_S", 600.0)
 
     async def test(r: Rig) -> None:
         async with dns_server() as dns:
@@ -559,6 +564,13 @@ def test_a_named_pipe_and_a_secret_file_give_nothing_away(
                     Source("x", "http_sd", {"url": "http://127.0.0.1:1/", "ca_file": str(path)}, 30.0)
                 )
             assert "hunter2" not in f"{problem.value} {problem.value.hint}"
+        secret.chmod(0o600)
+        r.add("file", {"path": str(secret)})
+        await r.tick()
+        found = r.source()
+        assert "private to its owner" in found.problem
+        assert "hunter2" not in f"{found.problem} {found.remarks}"
+        assert r.nodes() == {}
 
     run(test)
 
@@ -616,6 +628,10 @@ def test_only_operators_change_sources_and_each_change_is_recorded(
             ):
                 with pytest.raises(Forbidden):
                     command()
+            with pytest.raises(Conflict, match="page of node a already"):
+                commands_discovery.add_page(
+                    session, ADMIN, node="b", url="http://10.0.0.1:8000", kind="engine", now=now
+                )
             commands_discovery.pause_source(session, ADMIN, name="s", now=now)
         path.write_text("10.0.0.1:8000 a\n10.0.0.3:8000 c\n")
         assert await r.tick(600.0) == ""  # paused
