@@ -12,17 +12,18 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import BigInteger, Interval, cast, delete, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from control.flow_book import FlowRound, FlowState
 from control.flow_slices import Subject
+from control.queries_fleet import aligned, bucket_length, bucket_starts, scrape_period_s
 from control.sample_store import json_fit
 from control.tables import FlowMinuteRow, FlowNowRow, PolicyRevisionRow
 from fleet.equilibrium import Equilibrium, Minute
 from fleet.errors import InvalidPolicy
-from fleet.flow_minutes import FlowMinute
+from fleet.flow_minutes import FlowMinute, width_s
 from fleet.flow_signals import FlowRule, FlowSignal
 from fleet.policy import Policy, parse
 from fleet.slo_windows import PAIRS, GoodCount
@@ -238,18 +239,17 @@ class FlowNow:
 
 @dataclass(frozen=True, slots=True)
 class FlowPoint:
-    """One stored minute, for a chart."""
+    """Minutes of one bucket, for a chart. All None where there was none: draw a gap."""
 
     at: datetime
-    arrivals: int | None
-    departures: int | None
-    mean_in_system: float | None
-    explained: float | None  # X W in places
-    p50_s: float | None
-    p99_s: float | None
-    ttft_p50_s: float | None
-    ttft_p99_s: float | None
-    balance: str | None
+    arrivals: int | None = None
+    departures: int | None = None
+    mean_in_system: float | None = None
+    explained: float | None = None  # X W in places
+    p50_s: float | None = None  # of the median minute
+    p99_s: float | None = None  # of the worst minute
+    ttft_p50_s: float | None = None
+    ttft_p99_s: float | None = None
 
 
 def flow_now(session: Session) -> list[FlowNow]:
@@ -266,30 +266,34 @@ def flow_now(session: Session) -> list[FlowNow]:
 
 
 def flow_timeline(
-    session: Session, scope: str, name: str, since: datetime, until: datetime
+    session: Session, scope: str, name: str, since: datetime, until: datetime, *, max_points: int = 720
 ) -> list[FlowPoint]:
-    """Return the minutes of one subject in [since, until), oldest first."""
+    """Return the minutes of one subject in [since, until) in equal buckets, at most `max_points`.
+
+    Oldest first. A bucket is a whole number of minutes long; one without a minute is there, empty.
+    """
+    minute_s = width_s(scrape_period_s(session))
+    since = aligned(since, minute_s)
+    bucket = bucket_length(since, until, minute_s, max_points)
     m = FlowMinuteRow
-    rows = session.scalars(
-        select(m).where(m.scope == scope, m.name == name, m.at >= since, m.at < until).order_by(m.at)
-    )
-    return [
-        FlowPoint(
-            r.at,
-            r.arrivals,
-            r.departures,
-            r.mean_in_system,
-            None
-            if r.departures is None or r.time_mean_s is None or not r.length_s
-            else r.departures / r.length_s * r.time_mean_s,
-            r.p50_s,
-            r.p99_s,
-            r.ttft_p50_s,
-            r.ttft_p99_s,
-            r.balance,
+    start = func.date_bin(literal(bucket, Interval), m.at, literal(since)).label("start")
+    rows = session.execute(
+        select(
+            start,
+            cast(func.sum(m.arrivals), BigInteger),
+            cast(func.sum(m.departures), BigInteger),
+            func.avg(m.mean_in_system),
+            func.avg(m.departures / func.nullif(m.length_s, 0) * m.time_mean_s),
+            func.percentile_cont(0.5).within_group(m.p50_s),
+            func.max(m.p99_s),
+            func.percentile_cont(0.5).within_group(m.ttft_p50_s),
+            func.max(m.ttft_p99_s),
         )
-        for r in rows
-    ]
+        .where(m.scope == scope, m.name == name, m.at >= since, m.at < until)
+        .group_by(start)
+    )
+    found = {row[0]: FlowPoint(*row) for row in rows}
+    return [found.get(at, FlowPoint(at)) for at in bucket_starts(since, until, bucket)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def latency_figure(points: Sequence[FlowPoint], zone: Zone, title: str) -> Figur
         zone,
         title=title,
         unit="ms on a log scale",
-        summary=f"{title}: p50 and p99 of each minute",
+        summary=f"{title}: p50 and p99 of each minute; of several in a point the median p50 and worst p99",
         height_px=_HEIGHT_PX,
     )
     seen = [v for p in points for v in (_ms(p.p50_s), _ms(p.p99_s), _ms(p.ttft_p99_s)) if v is not None]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from control import lease
@@ -34,6 +35,9 @@ pytestmark = pytest.mark.postgres
 
 LAST = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
+MINUTE = timedelta(minutes=1)
+#: What `add_flow(session, LAST)` covers.
+RANGE = (LAST - (MINUTES - 1) * MINUTE, LAST + MINUTE)
 
 
 def test_minutes_and_states_are_read_back_as_written(session: Session):
@@ -42,10 +46,11 @@ def test_minutes_and_states_are_read_back_as_written(session: Session):
     assert [(s.scope, s.name) for s in states] == [("fleet", ""), ("tier", "interactive")]
     assert states[0].balance == "unstable"
     assert states[0].p99_doubling_min == pytest.approx(15, rel=0.05)
-    points = flow_timeline(session, "fleet", "", LAST - DAY, LAST + DAY)
+    points = flow_timeline(session, "fleet", "", *RANGE)
     assert len(points) == MINUTES
     assert points[-1].at == LAST
     assert [p.arrivals for p in points] == [600] * MINUTES
+    assert {type(points[0].arrivals), type(points[0].explained), type(points[0].p99_s)} == {int, float}
     # every place is explained: 10/s of their mean time
     assert points[0].explained == pytest.approx(points[0].mean_in_system)
     good = GoodCount(620 * MINUTES, 582 * MINUTES, 582 * MINUTES)
@@ -70,7 +75,30 @@ def test_a_queue_that_is_gone_leaves_the_list(session: Session):
     assert len(flow_now(session)) == 2
     write_flow(session, FlowRound(LAST + timedelta(hours=7), (), (), ()))
     assert flow_now(session) == []
-    assert len(flow_timeline(session, "fleet", "", LAST - DAY, LAST + DAY)) == MINUTES
+    assert [p.arrivals for p in flow_timeline(session, "fleet", "", *RANGE)] == [600] * MINUTES
+
+
+def test_a_minute_that_is_missing_is_a_gap_and_moves_no_other(session: Session):
+    add_flow(session, LAST)
+    lost = LAST - 30 * MINUTE
+    session.execute(delete(FlowMinuteRow).where(FlowMinuteRow.at == lost))
+    points = flow_timeline(session, "fleet", "", RANGE[0], LAST + 10 * MINUTE)
+    steps = {later.at - earlier.at for earlier, later in pairwise(points)}
+    assert steps == {MINUTE}  # a chart has one step for all
+    unknown = [p.at for p in points if p.p99_s is None]
+    assert unknown == [lost, *(LAST + n * MINUTE for n in range(1, 10))]
+
+
+def test_a_long_range_keeps_its_worst_minute(session: Session):
+    add_flow(session, LAST)
+    every = flow_timeline(session, "fleet", "", *RANGE)
+    points = flow_timeline(session, "fleet", "", *RANGE, max_points=4)
+    assert [p.arrivals for p in points] == [6_000] * 4
+    assert [p.p99_s for p in points] == [
+        max(p.p99_s or 0 for p in every[n : n + 10]) for n in (0, 10, 20, 30)
+    ]
+    assert points[0].explained == pytest.approx(sum(p.explained or 0 for p in every[:10]) / 10)
+    assert len(flow_timeline(session, "fleet", "", LAST - 30 * DAY, LAST)) <= 720
 
 
 def test_a_controller_that_starts_knows_the_doubling_its_predecessor_saw(session: Session):
@@ -80,9 +108,7 @@ def test_a_controller_that_starts_knows_the_doubling_its_predecessor_saw(session
     book = FlowBook()
     assert book.refill(stored, 10.0) == 2 * MINUTES
     kept = book.minutes(("fleet", ""))
-    assert [m.minute.p99_s for m in kept] == [
-        p.p99_s for p in flow_timeline(session, "fleet", "", LAST - DAY, LAST + DAY)
-    ]
+    assert [m.minute.p99_s for m in kept] == [p.p99_s for p in flow_timeline(session, "fleet", "", *RANGE)]
     assert kept[-1].good == GoodCount(620, 582, 582)
     assert stored_minutes(session, LAST + timedelta(hours=7)) == []
 
@@ -146,7 +172,7 @@ def test_flow_is_written_with_its_round_also_when_that_waited(database: FreshDat
             ("pool", "p", "equilibrium"),
         ]
         # 3 nodes x 4 req/s x 60 s
-        points = flow_timeline(session, "pool", "p", T0, T0 + DAY)
-        assert [p.arrivals for p in points] == [720, 720]
+        points = flow_timeline(session, "pool", "p", T0, T0 + 3 * MINUTE)
+        assert [p.arrivals for p in points] == [None, 720, 720]
         stored = session.execute(select(SampleRow.decode_count, SampleRow.decode_sum_s)).first()
         assert stored == (40, 140.0)
