@@ -8,6 +8,7 @@ from __future__ import annotations
 import streamlit as st
 
 from control.model_config_files import bundled, config_bytes
+from dashboard import components
 from fleet.gpus import GPUS, gpu
 from fleet.model_config import read_model_config
 from fleet.sizing import Demand, Sizing, size
@@ -19,7 +20,7 @@ _AIMS = {Aim.BALANCE: "balance", Aim.TAIL: "short gaps", Aim.COST: "cost"}
 
 def asked() -> Sizing:
     """Draw the inputs and return the answer. Raises InvalidInput for what cannot be."""
-    left, middle, right = st.columns(3)
+    left, middle, right = components.places(3, min_px=250)
     with left.container(border=True, height="stretch"):
         st.markdown("**Model and GPUs**")
         names = bundled()
@@ -64,7 +65,5 @@ def _pick(label: str, options: list[str], name: str, index: int) -> str:
 
 
 def _whole(label: str, name: str, value: int, high: int) -> int:
-    found = st.number_input(
-        label, 1, high, value, 1, key=f"sizing_{name}", bind="query-params", required=True
-    )
+    found = st.number_input(label, 1, high, value, 1, key=f"sizing_{name}", bind="query-params")
     return int(found or value)

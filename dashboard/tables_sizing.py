@@ -13,13 +13,17 @@ column = st.column_config
 
 CHOICES: dict[str, Any] = {
     "spread": column.TextColumn("Spread", width="medium"),
-    "verdict": column.TextColumn("Verdict", width="medium", help="Why not, or what to mind"),
     "batch": column.TextColumn("Largest batch", alignment="right", help="All replicas together"),
     "limit": column.TextColumn("Stopped by"),
     "step": column.TextColumn("Token, at least", alignment="right", help="Bound of a decoding step"),
     "rate": column.TextColumn("Output tokens/s", alignment="right", help="At 40 % of the bound"),
-    "cache": column.TextColumn("KV tokens a replica", alignment="right", help="Expected, low to high"),
+    "cache": column.TextColumn("KV tokens a replica", alignment="right", help="Expected"),
     "weights": column.TextColumn("Weights, GB a GPU", alignment="right"),
+    "verdict": column.TextColumn("Verdict", width="large", help="With what to mind"),
+}
+REFUSED: dict[str, Any] = {
+    "spread": column.TextColumn("Spread", width="medium"),
+    "reason": column.TextColumn("Why it cannot be", width="large"),
 }
 FLAGS: dict[str, Any] = {
     "flag": column.TextColumn("Flag", width="medium"),

@@ -53,7 +53,7 @@ def cards(found: Sizing) -> list[Card]:
             f"{cache.low:,.0f} to {cache.high:,.0f}",
             "The band is what engines were seen to take for work beside weights and cache.",
         ),
-        Card("Largest batch", f"{best.batch}", f"stopped by {best.batch_limit}", "plain", "all replicas"),
+        Card("Largest batch", f"{best.batch}", "sequences", "plain", f"stopped by {best.batch_limit}"),
         Card(
             "Token",
             f"{best.step.total_s / low * 1e3:.1f} ms",
@@ -77,30 +77,33 @@ def cards(found: Sizing) -> list[Card]:
 
 
 def choice_rows(found: Sizing) -> dict[str, list[Any]]:
-    """Return every way to spread the model, best first, refused ones with the reason."""
-    rows = [_choice_row(found, choice) for choice in found.choices]
+    """Return the spreads an engine takes, best first."""
+    rows = [_choice_row(found, choice) for choice in found.choices if choice.is_possible]
     return {name: [row[name] for row in rows] for name in _COLUMNS}
 
 
-_COLUMNS = ("spread", "verdict", "batch", "limit", "step", "rate", "cache", "weights")
+def refused_rows(found: Sizing) -> dict[str, list[Any]]:
+    """Return the spreads that cannot be, each with its reason."""
+    refused = [choice for choice in found.choices if not choice.is_possible]
+    return {"spread": [c.layout.words for c in refused], "reason": [c.refused for c in refused]}
+
+
+_COLUMNS = ("spread", "batch", "limit", "step", "rate", "cache", "weights", "verdict")
 
 
 def _choice_row(found: Sizing, choice: Choice) -> dict[str, str]:
-    row = dict.fromkeys(_COLUMNS, UNKNOWN)
-    row["spread"] = choice.layout.words
-    if choice.refused is not None or choice.memory is None or choice.step is None:
-        return {**row, "verdict": choice.refused or UNKNOWN}
+    row = dict.fromkeys(_COLUMNS, UNKNOWN) | {"spread": choice.layout.words}
+    if choice.memory is None or choice.step is None:
+        return row
     fine = "best" if choice is found.best else "possible"
-    cache = choice.memory.tokens
-    return {
-        "spread": choice.layout.words,
-        "verdict": "; ".join((fine, *choice.notes)),
+    return row | {
         "batch": str(choice.batch),
         "limit": choice.batch_limit,
         "step": f"{choice.step.total_s * 1e3:.1f} ms",
         "rate": f"{choice.tokens_per_s:,.0f}",
-        "cache": f"{cache.expected:,.0f} ({cache.low:,.0f} to {cache.high:,.0f})",
+        "cache": f"{choice.memory.tokens.expected:,.0f}",
         "weights": f"{choice.memory.weight_bytes / 1e9:.1f}",
+        "verdict": "; ".join((fine, *choice.notes)),
     }
 
 
@@ -165,13 +168,13 @@ def batch_figure(found: Sizing) -> Figure | None:
         }
     )
     layout = {
-        "title": {"text": "Time for a token by batch of one replica, ms", "font": {"size": 14}, "x": 0},
-        "margin": {"l": 52, "r": 12, "t": 34, "b": 40},
+        "title": {"text": "Token by batch of a replica, ms", "font": {"size": 14}, "x": 0},
+        "margin": {"l": 52, "r": 12, "t": 34, "b": 70},
         "xaxis": {"title": {"text": "sequences at once"}},
         "yaxis": {"rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.0, "x": 1, "xanchor": "right", "yanchor": "bottom"},
+        "legend": {"orientation": "h", "y": -0.3, "x": 0, "yanchor": "top"},
         "uirevision": "sizing",
     }
     last = f"{plan[-1]:.1f} ms at {batches[-1]}"
     summary = f"A token takes {plan[0]:.1f} ms alone and {last}; {allowed:.0f} are allowed."
-    return Figure({"data": data, "layout": layout}, summary, 280)
+    return Figure({"data": data, "layout": layout}, summary, 300)

@@ -22,8 +22,8 @@ if found.warnings:
 answer = vm.cards(found)
 if answer:
     components.cards(answer)
-st.subheader("Every way to spread it")
-components.table(vm.choice_rows(found), tables_sizing.CHOICES, key="choices")
+    st.subheader("Ways to spread it")
+    components.table(vm.choice_rows(found), tables_sizing.CHOICES, key="choices")
 figure = vm.batch_figure(found)
 if figure is not None:
     left, right = components.two()
@@ -42,3 +42,7 @@ if figure is not None:
             components.table(vm.difference_rows(found, runs), tables_sizing.DIFFERENCES, key="differences")
         else:
             st.info("No pool is registered yet: `rhodeck pools add` and `rhodeck nodes add` say what runs.")
+refused = vm.refused_rows(found)
+if refused["spread"]:
+    st.subheader("Ways that cannot be")
+    components.table(refused, tables_sizing.REFUSED, key="refused")

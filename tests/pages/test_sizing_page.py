@@ -38,7 +38,7 @@ def test_what_a_pool_runs_stands_beside_what_is_suggested(full: Show) -> None:
 def test_an_address_reproduces_its_answer(empty: Show) -> None:
     at = empty("sizing", sizing_model="deepseek-v3", sizing_gpu="h100-sxm", sizing_gpus="8")
     assert "no spread over 8 x H100" in said(at)
-    assert all("GB a GPU for weights" in str(why) for why in column(at, "verdict"))
+    assert all("GB a GPU for weights" in str(why) for why in column(at, "reason"))
     at = empty("sizing", sizing_model="deepseek-v3", sizing_gpu="h200", sizing_gpus="8")
     assert "fits 8 x H200" in said(at)
 
