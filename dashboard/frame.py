@@ -47,6 +47,7 @@ def navigation() -> st.Page:
                 page("estimates", "Estimates", ":material/calculate:"),
                 page("sizing", "Sizing", ":material/straighten:"),
                 page("spend", "Spend", ":material/payments:"),
+                page("month_close", "Month close", ":material/lock_clock:"),
             ],
         }
     )

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, Literal
 
-from control.exports import Export
+from control.exports import Export, status_of
 from control.prices import Price
 from control.queries_spend import MonthName
 from dashboard import words
@@ -26,15 +26,17 @@ def cards(month: MonthSpend) -> list[Card]:
     """Return total, idle, node-hours and whether the month is final."""
     total = month.total_usd
     idle_share = float(month.idle_usd / total) if total else None
+    used = subtotals(month.lines, "kind").get(("usage",), Decimal(0))
+    status = status_of(month).replace("_", " ")
     return [
         Card(
             "Spend",
             words.cents(total),
-            "estimated" if month.is_estimated else "complete",
+            status,
             "watch" if month.is_estimated else "good",
             "the month is not over, or its data may still arrive" if month.is_estimated else "",
         ),
-        Card("Used by tenants", words.cents(total - month.idle_usd), "metered", "plain", month.method),
+        Card("Used by tenants", words.cents(used), "metered", "plain", month.method),
         Card(
             "Idle",
             words.cents(month.idle_usd),

@@ -1,0 +1,128 @@
+"""Months in words: their states, what still stops a close, what a closed one was checked for. Pure.
+
+Money is Decimal USD. Prevents: a running month that looks final, and a closed one nobody checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from control.adjustments import LateRecord
+from control.month_checks import Check
+from control.month_close import MonthView, Verified
+from dashboard import words
+from dashboard.times import Zone
+from dashboard.viewmodels import Card
+from fleet.spend import MonthSpend, subtotals
+
+KIND_WORDS = {
+    "usage": "used by tenants",
+    "idle": "idle",
+    "burst": "burst (spot beside other nodes)",
+    "commitment": "committed, not used",
+    "overhead": "platform overhead",
+    "adjustment": "adjustments of closed months",
+}
+
+
+def list_rows(months: Sequence[MonthView], zone: Zone) -> dict[str, list[Any]]:
+    """Return every month with its state and, closed, its total and checksum."""
+    closed = [month.closed for month in months]
+    return {
+        "month": [month.name for month in months],
+        "state": ["running" if m.is_current and m.state == "open" else m.state for m in months],
+        "usd": [None if c is None else words.cents(c.total_usd) for c in closed],
+        "rows": [None if c is None else c.rows for c in closed],
+        "sha256": [None if c is None else c.sha256[:12] for c in closed],
+        "at": [None if c is None else zone.stamp(c.closed_at) for c in closed],
+        "by": [None if c is None else c.closed_by for c in closed],
+    }
+
+
+def first_to_close(months: Sequence[MonthView]) -> str:
+    """Return the month finance is here for: the oldest that is over and not closed, else the newest."""
+    waiting = [m.name for m in months if m.state != "closed" and not m.is_current]
+    return waiting[-1] if waiting else months[0].name
+
+
+def cards(spend: MonthSpend, checks: Sequence[Check]) -> list[Card]:
+    """Return the month's total, its state and how many items of the checklist stand."""
+    failed = [check for check in checks if not check.is_met]
+    stops = sum(check.is_blocking for check in failed)
+    tone = "good" if spend.state == "closed" else "watch"
+    open_items = words.plural(len(failed), "open item") if checks else "no checklist"
+    return [
+        Card("State", spend.state, spend.state, tone, f"month of {spend.month.zone}"),
+        Card("Total", words.cents(spend.total_usd), _certainty(spend), tone, spend.method),
+        Card(
+            "Checklist",
+            open_items,
+            f"{stops} stop it" if stops else "nothing stops it",
+            "act" if stops else "good",
+            "the rest can be accepted",
+        ),
+    ]
+
+
+def _certainty(spend: MonthSpend) -> str:
+    if spend.state == "closed":
+        return "final"
+    return "estimated" if spend.is_estimated else "not closed yet"
+
+
+def kind_rows(spend: MonthSpend) -> dict[str, list[Any]]:
+    """Return the total by kind of line; the parts equal the whole."""
+    sums = subtotals(spend.lines, "kind")
+    kinds = [kind for kind in KIND_WORDS if (kind,) in sums]
+    return {
+        "of": [*(KIND_WORDS[kind] for kind in kinds), "total"],
+        "usd": [*(words.cents(sums[kind,]) for kind in kinds), words.cents(spend.total_usd)],
+    }
+
+
+def check_rows(checks: Sequence[Check]) -> dict[str, list[Any]]:
+    """Return the checklist."""
+    return {
+        "item": [check.name for check in checks],
+        "is": [
+            "\u2713 met"
+            if c.is_met
+            else ("\u2715 stops the close" if c.is_blocking else "! can be accepted")
+            for c in checks
+        ],
+        "found": [check.found for check in checks],
+    }
+
+
+def adjustment_rows(spend: MonthSpend) -> dict[str, list[Any]]:
+    """Return the adjustments the month carries."""
+    lines = [line for line in spend.lines if line.kind == "adjustment"]
+    return {
+        "month": [line.adjusts for line in lines],
+        "tenant": [line.tenant or "nobody's" for line in lines],
+        "why": [line.note for line in lines],
+        "requests": [line.requests for line in lines],
+        "usd": [words.cents(line.amount_usd) for line in lines],
+    }
+
+
+def verified_text(found: Verified) -> tuple[words.Tone, str]:
+    """Return whether a closed month is what was closed."""
+    if not found.is_file_whole or not found.are_lines_whole or found.is_signed is False:
+        part = "file" if not found.is_file_whole else "lines" if not found.are_lines_whole else "signature"
+        return "act", f"The {part} of {found.month} is not what was closed: restore the database's backup"
+    if found.is_signed is None:
+        return "watch", "File and lines hold; the signature was not checked: its key is not on this machine"
+    return "good", "File, lines and signature hold"
+
+
+def late_text(late: Sequence[LateRecord], zone: Zone) -> str:
+    """Return what came after the close."""
+    if not late:
+        return "No use came late."
+    newest = late[-1].received_at
+    return (
+        f"{words.plural(len(late), 'usage record')} came late, the newest {zone.stamp(newest)}; "
+        "the next month carries the adjustment."
+    )

@@ -1,0 +1,100 @@
+"""The month-close page in every state, and a month closed by hand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from control.closed_months import closed_months
+from control.database import session_scope
+from control.prices import add_price
+from control.roles import Actor, Role
+from control.tables import NodeQuarterRow, PoolRow
+from fleet.clock import SystemClock
+from fleet.months import month_at
+from tests.pages.conftest import Show, column, run_page, text
+from tests.postgres_server import FreshDatabase
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.parametrize("state", ["full", "empty", "stale", "failing"])
+def test_the_page_shows_no_exception_in_any_state(state: str, request: pytest.FixtureRequest) -> None:
+    at = request.getfixturevalue(state)("month_close")
+    assert [e.message for e in at.exception] == []
+    assert [t.value for t in at.title] == ["Month close"] or state == "failing"
+
+
+def test_a_running_month_is_never_final(full: Show) -> None:
+    at = full("month_close")
+    assert column(at, "state") == ["running"]
+    assert "estimated" in text(at)
+    assert "\u2715 stops the close" in column(at, "is")
+
+
+def test_a_viewer_cannot_close(as_role: Callable[[str], str]) -> None:
+    as_role("viewer")
+    at = run_page("month_close", {})
+    assert "may not close months" in text(at)
+    assert at.button(key="month_start").disabled
+
+
+def test_last_month_is_closed_by_hand(
+    dashboard_on: FreshDatabase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RHODECK_FINANCE_KEY_FILE", str(tmp_path / "finance.key"))
+    now = SystemClock().now()
+    this_month = month_at(now, ZoneInfo("UTC"))
+    last = month_at(this_month.start - timedelta(days=1), ZoneInfo("UTC"))
+    admin = Actor("ada", Role.ADMIN, "cli")
+    with session_scope(dashboard_on.engine) as session:
+        session.add(PoolRow(name="a", models=["m"], max_num_seqs=4, created_at=last.start))
+        session.flush()
+        add_price(
+            session,
+            price_class="on_demand",
+            usd_per_node_hour="28",
+            effective_from=last.start,
+            source="contract",
+            actor=admin,
+            now=last.start,
+        )
+        for index in range(4):  # one node-hour: 28 USD
+            quarter = last.start + timedelta(minutes=15 * index)
+            session.add(
+                NodeQuarterRow(
+                    node="n1",
+                    quarter=quarter,
+                    pool="a",
+                    price_class="on_demand",
+                    up_s=Decimal(900),
+                    last_seen_at=quarter + timedelta(minutes=15),
+                )
+            )
+    at = run_page("month_close", {})
+    assert at.selectbox(key="close_month").value == last.name  # the one finance is here for
+    at.button(key="month_start").click().run()
+    at.text_input(key="month_typed").set_value("no")
+    next(b for b in at.button if b.label == f"Close {last.name}").click().run()
+    assert f"Type {last.name} to close it" in text(at)
+    at.text_input(key="month_typed").set_value(last.name)
+    next(b for b in at.button if b.label == f"Close {last.name}").click().run()
+    assert [e.value for e in at.error] == []
+    with session_scope(dashboard_on.engine) as session:
+        (closed,) = closed_months(session)
+    assert (closed.name, closed.total_usd) == (last.name, Decimal(28))
+    at.selectbox(key="close_month").set_value(last.name).run()
+    said = text(at)
+    assert "File, lines and signature hold" in said
+    assert closed.sha256 in said
+    at.text_input(key="correct_tenant").set_value("acme")
+    at.text_input(key="correct_amount").set_value("-5.00")
+    at.text_input(key="correct_reason").set_value("refund")
+    next(b for b in at.button if b.label == "Enter the correction").click().run()
+    at.selectbox(key="close_month").set_value(this_month.name).run()
+    assert column(at, "why") == ["correction 1: refund"]
