@@ -70,6 +70,8 @@ def add_source(
         )
     rule = name_rule or DEFAULT_RULES.get(kind, DEFAULT_RULE)
     checked = checked_settings(kind, settings)
+    if any(getattr(checked, name, None) is not None for name in ("token_file", "basic_file")):
+        require(actor, Permission.NAME_CREDENTIAL_FILES)  # what they hold is sent to the address
     check_rule(rule)
     _check_form(price_class, scheme, metrics_path, gpu_port)
     _check_times(interval_s, grace_s)

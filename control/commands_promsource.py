@@ -50,6 +50,8 @@ def add_source(
     Raises InvalidInput for what cannot be used, Conflict if the name is in use.
     """
     require(actor, Permission.MANAGE_FLEET)
+    if token_file is not None or basic_file is not None:
+        require(actor, Permission.NAME_CREDENTIAL_FILES)  # what they hold is sent to the address
     if not _NAME.fullmatch(name):
         raise InvalidInput(
             f"{name[:80]!r} is not a source's name",

@@ -36,6 +36,7 @@ class Permission(StrEnum):
     SET_PRICES = "set prices"
     CLOSE_MONTHS = "close months"
     MANAGE_ACCOUNTS = "manage accounts and API tokens"
+    NAME_CREDENTIAL_FILES = "name files with credentials on the controller's machine"
 
 
 _OPERATES = frozenset(

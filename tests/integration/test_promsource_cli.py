@@ -212,6 +212,22 @@ def test_a_viewer_may_not_change_sources(database: FreshDatabase):
         commands_promsource.add_source(session, viewer, name="m", url="http://p:9090", now=CLOCK.now())
 
 
+@pytest.mark.parametrize("named", ["token_file", "basic_file"])
+def test_only_an_admin_names_files_whose_content_is_sent_away(database: FreshDatabase, named: str):
+    operator = Actor("olga", Role.OPERATOR, "page")
+    file: dict[str, Any] = {named: Path("/var/lib/rhodeck/secrets/admin")}
+    now, url = CLOCK.now(), "http://away.example:9090"
+    with session_scope(database.engine) as session:
+        with pytest.raises(Forbidden, match="credentials"):
+            commands_promsource.add_source(session, operator, name="away", url=url, now=now, **file)
+        settings = {"url": url, "token_file": "/var/lib/rhodeck/secrets/admin"}
+        with pytest.raises(Forbidden, match="credentials"):
+            commands_discovery.add_source(
+                session, operator, name="away", kind="http_sd", settings=settings, pool="p", now=now
+            )
+        commands_promsource.add_source(session, operator, name="open", url=url, now=now)
+
+
 def test_the_controller_finds_nodes_among_targets_and_reads_them_there(
     run: Run, database: FreshDatabase, server: PromServer, addresses: list[str]
 ):
