@@ -95,7 +95,7 @@ def _choice_row(found: Sizing, choice: Choice) -> dict[str, str]:
     row = dict.fromkeys(_COLUMNS, UNKNOWN) | {"spread": choice.layout.words}
     if choice.memory is None or choice.step is None:
         return row
-    fine = "best" if choice is found.best else "possible"
+    fine = "too slow" if choice.batch == 0 else ("best" if choice is found.best else "possible")
     return row | {
         "batch": str(choice.batch),
         "limit": choice.batch_limit,

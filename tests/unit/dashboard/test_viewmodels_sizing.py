@@ -24,6 +24,11 @@ def test_the_tone_follows_the_answer():
     assert vm.headline(sized("deepseek-v3", "l4", 8))[0] == "act"
 
 
+def test_a_spread_without_a_token_in_time_is_too_slow_not_possible():
+    found = sized("llama-3.1-8b", "h100-sxm", 1, token_s=0.001)
+    assert vm.choice_rows(found)["verdict"] == ["too slow"]
+
+
 def test_nothing_is_drawn_of_what_does_not_fit():
     found = sized("deepseek-v3", "l4", 8)
     assert vm.cards(found) == []
