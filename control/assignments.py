@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.errors import Conflict
 from fleet.messages import Assignment, Credential, NodeTarget, TenantShare
-from fleet.policy import Policy
+from fleet.policy import Policy, parse
 from fleet.shares import split
 
 #: The counts of a tenant's quota that are split over gateways.
@@ -74,6 +74,21 @@ class Targets:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], dict[str, Target]] = {}
+        self._read: dict[int, tuple[object, Policy, str]] = {}  # by revision: document, policy, its digest
+
+    def policy(self, revision: int, document: object) -> Policy:
+        """Return what `parse` makes of a revision's document, the same object while that is the same.
+
+        Raises InvalidPolicy as `parse` does.
+        """
+        kept = self._read.get(revision)
+        if kept is not None and kept[0] == document:
+            return kept[1]
+        policy = parse(document)
+        while len(self._read) >= 4:
+            del self._read[next(iter(self._read))]
+        self._read[revision] = (document, policy, policy.digest())
+        return policy
 
     def of(
         self,
@@ -85,8 +100,9 @@ class Targets:
         over_budget: Collection[str],
     ) -> dict[str, Target]:
         """Return what `build` makes of the same arguments, with digests."""
+        kept = self._read.get(revision)
         key = (
-            policy.digest(),
+            kept[2] if kept is not None and kept[1] is policy else policy.digest(),
             revision,
             frozenset(gateways),
             frozenset(nodes),

@@ -110,7 +110,9 @@ async def tick(deps: Deps) -> str:
         _adopt(deps, epoch, decided)
         results = await _push(deps, places, answers, decided)
         known, acks = _fold(deps, places, answers, results, decided)
-        await asyncio.to_thread(reconcile_store.record, deps, epoch, known, acks)
+        told = reconcile_store.news(places, known) | {ack.gateway: known[ack.gateway] for ack in acks}
+        if told:
+            await asyncio.to_thread(reconcile_store.record, deps, epoch, told, acks)
     except LeaseLost as exc:
         deps.leadership.step_down()
         log.warning("stepped down", extra={"epoch": epoch, "reason": exc.message})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,9 +34,13 @@ from control.tables import (
 )
 from fleet.errors import InvalidPolicy
 from fleet.messages import Assignment, Credential, NodeTarget
-from fleet.policy import Policy, parse
+from fleet.policy import Policy
 
 log = logging.getLogger(__name__)
+
+#: That a gateway still is as it was is written this often, seconds; pages doubt it after ten times as long.
+CONFIRMED_EVERY_S = 3.0
+_KNOWN = tuple(part.name for part in fields(Known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,42 +86,69 @@ def store_generations(
         lease.require(session, epoch, role=deps.leadership.role)
         if raise_above is not None:
             epoch = lease.raise_epoch(session, deps.leadership, epoch, above=raise_above)
-        for place in places:
-            wanted = given.get(place.name)
-            if wanted is None or place.target is None:
-                continue
-            if (wanted.generation, wanted.digest) == (place.generation, place.given_digest):
-                continue
-            values = {
+        rows = [
+            {
+                "gateway": place.name,
                 "generation": wanted.generation,
                 "revision": wanted.revision,
                 "digest": wanted.digest,
                 "document": assignments.content(place.target),
                 "updated_at": now,
             }
-            session.execute(
-                insert(AssignmentRow)
-                .values(gateway=place.name, **values)
-                .on_conflict_do_update(index_elements=["gateway"], set_=values)
+            for place in places
+            if place.target is not None
+            and (wanted := given.get(place.name)) is not None
+            and (wanted.generation, wanted.digest) != (place.generation, place.given_digest)
+        ]
+        if rows:
+            statement = insert(AssignmentRow)
+            values = {name: statement.excluded[name] for name in rows[0] if name != "gateway"}
+            session.connection().execute(
+                statement.on_conflict_do_update(index_elements=["gateway"], set_=values), rows
             )
     return epoch
 
 
+def news(places: Sequence[Place], known: Mapping[str, Known]) -> dict[str, Known]:
+    """Return what is worth writing: what changed, and what was confirmed long enough ago to say so again.
+
+    Figures of load in a status move all the time; by themselves they wait for the next confirmation.
+    """
+    return {
+        place.name: known[place.name]
+        for place in places
+        if not _is_same(place.known, known[place.name])
+        or _seconds(place.known.tried_at, known[place.name].tried_at) >= CONFIRMED_EVERY_S
+    }
+
+
+def _is_same(before: Known, after: Known) -> bool:
+    moving = {"seen_at": None, "tried_at": None, "status": None}
+    is_told = (before.status is None) == (after.status is None)
+    return is_told and replace(before, **moving) == replace(after, **moving)
+
+
+def _seconds(before: datetime | None, after: datetime | None) -> float:
+    if before is None or after is None:
+        return 0.0 if before is after else CONFIRMED_EVERY_S
+    return (after - before).total_seconds()
+
+
 def record(deps: Deps, epoch: int, known: Mapping[str, Known], acks: Sequence[Ack]) -> None:
-    """Write what is known now and add to the history. Raises LeaseLost: nothing was written."""
+    """Write what is known now and add to the history. Raises LeaseLost: nothing was written.
+
+    `known` has every gateway that `acks` are about.
+    """
     now = deps.clock.now()
     with session_scope(deps.engine) as session:
         lease.require(session, epoch, role=deps.leadership.role)
         active = set(session.scalars(select(GatewayRow.name).where(GatewayRow.state == "active")))
-        for name, state in known.items():
-            if name not in active:  # removed while we were calling it
-                continue
-            values = asdict(state) | {"status": null() if state.status is None else state.status}
-            session.execute(
-                insert(GatewayObservedRow)
-                .values(gateway=name, **values)
-                .on_conflict_do_update(index_elements=["gateway"], set_=values)
-            )
+        rows = [  # but those removed while we were calling them
+            {"gateway": name} | {part: getattr(state, part) for part in _KNOWN}
+            for name, state in sorted(known.items())
+            if name in active
+        ]
+        _observe(session, rows)
         for ack in acks:
             session.add(
                 AckRow(
@@ -132,6 +163,21 @@ def record(deps: Deps, epoch: int, known: Mapping[str, Known], acks: Sequence[Ac
                     message=ack.message,
                 )
             )
+
+
+def _observe(session: Session, rows: Sequence[dict[str, Any]]) -> None:
+    """Put rows of `gateway_observed` in the place of those that are there."""
+    told = [row for row in rows if row["status"] is not None]
+    untold = [{k: v for k, v in row.items() if k != "status"} for row in rows if row["status"] is None]
+    for part in (told, untold):  # an unknown status is SQL's NULL, not JSON's
+        if not part:
+            continue
+        statement = insert(GatewayObservedRow)
+        values: dict[str, Any] = {name: statement.excluded[name] for name in part[0] if name != "gateway"}
+        values.setdefault("status", null())
+        session.connection().execute(
+            statement.on_conflict_do_update(index_elements=["gateway"], set_=values), list(part)
+        )
 
 
 def _places(session: Session, deps: Deps, now: datetime) -> list[Place]:
@@ -173,7 +219,7 @@ def _place(
         refused_revision=wanted if isinstance(made, Refusal) else None,
         generation=generation,
         given_digest=given_digest,
-        known=Known(**{part.name: getattr(seen, part.name) for part in fields(Known)}) if seen else Known(),
+        known=Known(**{part: getattr(seen, part) for part in _KNOWN}) if seen else Known(),
     )
 
 
@@ -189,7 +235,7 @@ def _built(
     for number in sorted(numbers):
         found = queries_policy.revision(session, number)
         try:
-            policy = parse(found.document if found else None)
+            policy = deps.targets.policy(number, found.document if found else None)
         except InvalidPolicy as exc:
             message = f"the controller does not send revision {number}: {exc.message}"
             built[number] = Refusal(None, message, exc.field)
