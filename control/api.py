@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from control import api_alerts, api_nodes, commands_policy, queries_policy, queries_rho
+from control import api_alerts, api_nodes, commands_policy, month_close, queries_policy, queries_rho
 from control.api_calls import Call
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
@@ -96,6 +96,7 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/spend/{month}.csv", _spend_csv, Scope.SPEND_READ),
+        route("/api/v1/months", _months, Scope.SPEND_READ),
         *(
             route(call.path, _called(call), call.scope, call.method)
             for call in (*api_alerts.CALLS, *api_nodes.CALLS)
@@ -307,6 +308,12 @@ def _spend_csv(session: Session, deps: ApiDeps, asked: Asked) -> Response:
         media_type="text/csv; charset=utf-8",
         headers=export.headers(),
     )
+
+
+def _months(session: Session, deps: ApiDeps, _asked: Asked) -> Response:
+    """Months since the first observed node time, newest first; of closed ones checksum and signature."""
+    found = month_close.months(session, zone=deps.zone, now=deps.clock.now())
+    return _json({"months": [each.as_dict() for each in found]})
 
 
 def _fields(body: bytes, known: set[str], *, required: set[str]) -> dict[str, Any]:

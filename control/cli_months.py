@@ -38,28 +38,12 @@ def list_months(as_json: bool) -> None:
     with transaction() as session:
         found = month_close.months(session, zone=_zone(), now=SystemClock().now())
     if as_json:
-        click.echo(json.dumps([_month_json(each) for each in found], indent=2))
+        click.echo(json.dumps([each.as_dict() for each in found], indent=2))
         return
     for each in found:
         closed = each.closed
         said = "" if closed is None else f"{closed.total_usd:>14,.2f} USD  sha256 {closed.sha256[:12]}"
         click.echo(f"{each.name}  {each.state:<8} {said}".rstrip())
-
-
-def _month_json(each: month_close.MonthView) -> dict[str, object]:
-    closed = each.closed
-    said: dict[str, object] = {"month": each.name, "state": each.state}
-    if closed is not None:
-        said |= {
-            "total_usd": f"{closed.total_usd:.2f}",
-            "rows": closed.rows,
-            "sha256": closed.sha256,
-            "signature": closed.signature,
-            "key_id": closed.key_id,
-            "closed_at": closed.closed_at.astimezone(UTC).isoformat(),
-            "closed_by": closed.closed_by,
-        }
-    return said
 
 
 @months.command()

@@ -12,7 +12,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,24 @@ class MonthView:
     state: MonthState
     is_current: bool
     closed: ClosedMonth | None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it for JSON; amounts as text."""
+        said: dict[str, object] = {"month": self.name, "state": self.state}
+        closed = self.closed
+        if closed is not None:
+            said |= {
+                "time_zone": closed.month.zone,
+                "method": closed.method,
+                "total_usd": f"{closed.total_usd:.2f}",
+                "rows": closed.rows,
+                "sha256": closed.sha256,
+                "signature": closed.signature,
+                "key_id": closed.key_id,
+                "closed_at": closed.closed_at.astimezone(UTC).isoformat(),
+                "closed_by": closed.closed_by,
+            }
+        return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,13 @@ def document() -> dict[str, Any]:
                     parameters=[_MONTH],
                 )
             },
+            "/api/v1/months": {
+                "get": _operation(
+                    "Months with their states; of closed ones total, checksum and signature",
+                    Scope.SPEND_READ,
+                    _json("Months", _OBJECT),
+                )
+            },
             **described((*api_alerts.CALLS, *api_nodes.CALLS), _operation),
         },
         "components": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from control import adjustments, allocation_rules, month_close, usage
+from control.cli import main
 from control.closed_months import closed_month, require_zone, stored_body
 from control.database import session_scope
 from control.month_seal import make_key
@@ -625,3 +627,47 @@ def test_months_of_every_length_and_of_summer_time_hold_their_hours() -> None:
     assert hours("2028-02", ZONE) == 29 * 24
     assert hours("2026-03", berlin) == 31 * 24 - 1
     assert hours("2026-10", berlin) == 31 * 24 + 1
+
+
+def test_the_command_line_closes_lists_and_verifies(
+    books: FreshDatabase,
+    key_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", books.dsn)
+    monkeypatch.setenv("RHODECK_FINANCE_KEY_FILE", str(key_file))
+
+    def run(*arguments: str) -> tuple[int | str | None, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(("months", *arguments))
+        said = capsys.readouterr()
+        return ended.value.code, said.out + said.err
+
+    code, said = run("verify", "2026-02")
+    assert code == 1
+    assert "2026-02 is not closed" in said
+    code, said = run("close", "2026-02", "--final")
+    assert code == 1
+    assert "2026-02 is open" in said
+    code, said = run("close", "2026-02")
+    assert code == 0
+    assert "[ok  ] prices for all node time" in said
+    code, said = run("close", "2026-02", "--final", "--accept", "--note", "first month")
+    assert code == 0
+    assert "closed, 280.00 USD in 2 rows" in said
+    code, said = run("verify", "2026-02")
+    assert code == 0
+    assert "signature  holds" in said
+    code, said = run("correct", "2026-02", "--tenant", "acme", "--reason", "refund", "--", "-7.25")
+    assert (code, said) == (0, "correction 1 of 2026-02\n")
+    code, said = run("list", "--json")
+    closed = json.loads(said)[-1]
+    assert (closed["month"], closed["state"], closed["total_usd"]) == ("2026-02", "closed", "280.00")
+    assert closed["sha256"] in run("verify", "2026-02")[1]
+    with psycopg.connect(books.dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE month_line DISABLE TRIGGER ALL")
+        connection.execute("UPDATE month_line SET amount_usd = 60 WHERE tenant = 'acme'")
+    code, said = run("verify", "2026-02")
+    assert code == 1
+    assert "ARE NOT THOSE OF THE FILE" in said
