@@ -248,11 +248,11 @@ def _key(item: Json) -> str:
 
 
 def targets_of(slices: Mapping[str, Json], port: str | None) -> Answer:
-    """Return the endpoints that are ready, one target each at the port of that name or number.
+    """Return the endpoints that are not terminating, one target each at the port of that name or number.
 
     Without `port` the slice's first. A condition `ready` that is not given counts as ready, as
-    EndpointSlice says; one that is terminating does not. Labels: pod, node, zone, namespace, service and
-    slice.
+    EndpointSlice says. One that is not ready stays the node it was, for its alerts are wanted then, and
+    becomes none before. Labels: pod, node, zone, namespace, service and slice.
     """
     found: dict[str, Found] = {}
     remarks = Remarks()
@@ -265,12 +265,13 @@ def targets_of(slices: Mapping[str, Json], port: str | None) -> Answer:
         for endpoint in _objects(item.get("endpoints")):
             state = _object(endpoint.get("conditions"))
             addresses = endpoint.get("addresses")
-            if state.get("ready") is False or state.get("terminating") is True:
+            if state.get("terminating") is True:
                 continue
             first = cast("list[Any]", addresses)[0] if isinstance(addresses, list) and addresses else None
             if isinstance(first, str):
                 host = f"[{first}]" if ":" in first else first
-                found.setdefault(f"{host}:{number}", Found(f"{host}:{number}", _labels(item, endpoint)))
+                at, is_ready = f"{host}:{number}", state.get("ready") is not False
+                found.setdefault(at, Found(at, _labels(item, endpoint), is_ready=is_ready))
         if len(found) > TARGETS_MAX:
             raise InvalidInput(f"more than {TARGETS_MAX} endpoints", hint="Narrow the selector")
     return Answer(tuple(found.values()), remarks.all())

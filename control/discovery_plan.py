@@ -68,6 +68,8 @@ def plan(
         why_not = _foreign(source, node, known, pages)
         if why_not:
             remarks.append(f"{node.name}: {why_not}")
+        elif not node.is_ready and (known is None or known.state == "removed"):
+            remarks.append(f"{node.name}: not ready yet")
         elif known is None or (known.state == "removed" and known.source != source):
             add.append(node)
             repage.append(node)

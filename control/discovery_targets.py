@@ -41,6 +41,7 @@ class Found:
     address: str  # host:port, or host
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     name: str | None = None  # of its node, where the source says it outright
+    is_ready: bool = True  # False: there, but takes no requests: adds no node and removes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Wanted:
     labels: Mapping[str, str]
     pages: tuple[str, ...] = ()
     gpu_url: str | None = None
+    is_ready: bool = True
 
 
 @dataclass(slots=True)
@@ -278,4 +280,5 @@ def _node(naming: Naming, name: str, pages: Iterable[tuple[tuple[str, int], str,
         labels=labels,
         pages=tuple(page for _, page, _ in others),
         gpu_url=None if naming.gpu_port is None else f"http://{host}:{naming.gpu_port}/metrics",
+        is_ready=found.is_ready,
     )

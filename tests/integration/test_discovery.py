@@ -407,9 +407,10 @@ def test_endpoint_slices_are_listed_in_pages_and_followed_by_a_watch(
                 assert origins(session)["vllm-0"].labels["node"] == "host-of-vllm-0"
 
             server.put("slice-0", endpoint("10.1.0.99", "vllm-0"))  # another address
-            server.put("slice-1", endpoint("10.1.0.1", "vllm-1", ready=False))
+            server.put("slice-1", endpoint("10.1.0.1", "vllm-1", ready=False))  # sick: still ours to watch
+            server.put("slice-5", endpoint("10.1.0.5", "vllm-5", ready=False))  # still loading its model
             server.delete("slice-2")
-            want = {"vllm-0", "vllm-3", "vllm-4"}
+            want = {"vllm-0", "vllm-1", "vllm-3", "vllm-4"}
             await eventually(
                 lambda: set(r.nodes()) == want and r.nodes()["vllm-0"].startswith("http://10.1.0.99:"),
                 lambda: r.tick(2.0),

@@ -41,6 +41,19 @@ def names(naming: Naming, *found: Found) -> tuple[list[str], tuple[str, ...]]:
     return [node.name for node in wanted], remarks
 
 
+def test_a_target_that_is_not_ready_adds_no_node_and_removes_none():
+    wanted, _ = wanted_nodes(
+        Naming(), Answer((Found("10.0.0.1:8000", is_ready=False), Found("10.0.0.2:8000")))
+    )
+    new = plan("s", wanted, {}, grace=GRACE, now=NOW)
+    assert [node.name for node in new.add] == ["10.0.0.2"]
+    assert new.remarks == ("10.0.0.1: not ready yet",)
+    sick = Present("10.0.0.1", "http://10.0.0.1:8000/metrics", "active", "s")
+    again = plan("s", wanted, {"10.0.0.1": sick}, grace=GRACE, now=NOW)
+    assert (again.missing, again.remove) == ((), ())
+    assert "10.0.0.1" in again.seen
+
+
 def test_prometheus_target_groups_become_nodes():
     answer = read_target_groups(
         groups(
