@@ -148,8 +148,11 @@ class Assessor:
             )
             for key in keys
         ]
-        # an engine label that is gone (fewer ranks after a restart) is no missing engine
-        living = [health for health in found if not health.is_stale] or found[:1]
+        # an engine label that is gone (fewer ranks after a restart) is no missing engine; one that stands
+        # still says what it runs, and is
+        living = [health for health in found if not health.is_stale or health.running is not None] or found[
+            :1
+        ]
         return living + [
             Health(f"{name} {shown_url(url)}", Scope.ENGINE, at_s, is_stale=True, stale=(name,))
             for url in state.lost_pages  # an engine that cannot be asked still is one
@@ -170,13 +173,14 @@ class Assessor:
         self, scope: str, name: str, health: Health, members: Sequence[NodeState], offered: Offered | None
     ) -> Verdict:
         fresh = [state.node.name for state in members if state.freshness is Freshness.FRESH]
+        missing = {state.node.name for state in members} - set(fresh) | set(health.stale)
         return Verdict(
             scope,
             name,
             health,
             _known_sum([self._running.get(node) for node in fresh]),
             "engines" if offered is None else "gateways",
-            tuple(state.node.name for state in members if state.freshness is not Freshness.FRESH),
+            tuple(state.node.name for state in members if state.node.name in missing),
         )
 
 

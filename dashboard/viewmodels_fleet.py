@@ -62,7 +62,7 @@ def cards(now: FleetNow, *, is_last_known: bool = False) -> list[Card]:
 def _cards(now: FleetNow) -> list[Card]:
     stopped_s = now.health.age_s if now.health is not None and now.health.is_stale else None
     return [
-        rho_card(now.health),
+        rho_card(now.health, has_gateways=bool(now.gateways)),
         _ended(_ttft(now), stopped_s),
         _ended(_refused(now.traffic), stopped_s),
         _queued(now),
@@ -90,8 +90,11 @@ def rho_tone(rho: float | None, low: float | None) -> tuple[Tone, str]:
     return "good", "has room"
 
 
-def rho_card(health: HealthView | None) -> Card:
-    """Return the fleet's rho with its interval, its grade, and what it leaves out."""
+def rho_card(health: HealthView | None, *, has_gateways: bool = False) -> Card:
+    """Return the fleet's rho with its interval, its grade, and what it leaves out.
+
+    Where there are gateways and none was counted, it is what reached engines: a lower bound, never room.
+    """
     if health is None:
         return Card("Fleet rho", UNKNOWN, "no verdict yet", "unknown", help=RHO_HELP)
     if health.is_stale:
@@ -101,6 +104,10 @@ def rho_card(health: HealthView | None) -> Card:
     notes = [words.interval(health.rho_low, health.rho_high)]
     if health.grade:
         notes.append(f"grade {health.grade}, {GRADES.get(health.grade, '')}")
+    is_floor = has_gateways and health.rho is not None and health.detail.get("arrivals_from") == "engines"
+    if is_floor:
+        notes.append("gateways not counted: without what they refuse and hold")
+        tone, word = ("unknown", "at least") if tone == "good" else (tone, word)
     added = health.detail.get("rho_limited")
     if added is not None and added >= RHO_LIMITED_SHOWN:
         notes.append(f"without {added:.2f} that tenants' own limits refused")
@@ -110,9 +117,8 @@ def rho_card(health: HealthView | None) -> Card:
         notes.append("partial: " + _some(health.missing_nodes))
     elif health.partial and health.rho is not None:
         notes.append("partial: some nodes unknown")
-    return Card(
-        "Fleet rho", words.ratio(health.rho), word, tone, "; ".join(n for n in notes if n), RHO_HELP
-    )
+    shown = ("\u2265 " if is_floor else "") + words.ratio(health.rho)
+    return Card("Fleet rho", shown, word, tone, "; ".join(n for n in notes if n), RHO_HELP)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -123,7 +129,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _ttft(now: FleetNow) -> Card:
     view = now.latency.get("ttft_s")
-    help_ = "95th percentile of the time to the first token at the engines, all nodes' histograms merged."
+    help_ = "95th percentile at the engines, nodes merged. Waits at gateways come on top: see Flow."
     label = "Engine TTFT p95, 10 min"
     if view is None or view.p95 is None:
         return Card(label, UNKNOWN, "no requests", "unknown", "nothing measured in 10 min", help_)

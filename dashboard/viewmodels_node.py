@@ -51,6 +51,9 @@ def cards(detail: NodeDetail) -> list[Card]:
     is_fresh = row.freshness is Freshness.FRESH
     seen = "never seen" if row.age_s is None else f"last sample {age(row.age_s)} ago"
     state = Card("State", row.freshness.value, row.state, freshness_tone(row.freshness), seen)
+    if is_fresh and "frozen" in row.flags:
+        state = Card("State", "frozen", "nothing moves", "act", f"requests run; {seen}")
+        is_fresh = False
     tone, word = rho_tone(row.rho, row.rho_low)
     notes = [words.interval(row.rho_low, row.rho_high)]
     notes += [f"grade {row.grade}, {GRADES.get(row.grade, '')}"] if row.grade else []
@@ -101,6 +104,10 @@ def _preemptions(detail: NodeDetail) -> Card:
 
 def why(detail: NodeDetail) -> list[str]:
     """Return why rho reads as it does, each formula with its values, as plain lines."""
+    if detail.row.freshness is not Freshness.FRESH:
+        seen = age(detail.row.age_s) if detail.row.age_s is not None else ""
+        said = f"its last sample is {seen} old" if seen else "it was never seen"
+        return [f"rho is unknown: {said}. Its capacity and load are in no sum until it answers."]
     if detail.health is None:
         return ["There is no verdict about this node in the last hour."]
     lines = [str(line) for line in detail.health.detail.get("explanation", ())]

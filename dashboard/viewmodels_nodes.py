@@ -39,6 +39,12 @@ def summary(registry: Registry, now: datetime) -> tuple[Tone, str]:
         return "act", f"Discovery fails at {names}: its nodes stay as they are, and new ones are not seen."
     if missing:
         return "watch", f"{words.plural(missing, 'node')} missing from discovery; see below until when."
+    lost = [n.name for n in registry.nodes if n.state == "active" and _LOOKS.get(n.freshness) != "good"]
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        names = ", ".join(words.plain(name) for name in lost[:3])
+        whole = words.plural(len(registry.nodes), "node")
+        return "watch", f"{len(lost)} of {whole} without a fresh sample: {names}{more}."
     hand = sum(o.source is None for o in registry.origins.values())
     return "good", f"{words.plural(len(registry.nodes), 'node')}, {hand} of them added by hand."
 

@@ -35,6 +35,7 @@ NAMED = 0.5
 LOW_UTILIZATION = 0.4
 MIN_SPAN_S = 120.0
 STALE_S = 120.0
+FULL_USE = 0.85  # median utilization from which hardware may be what lacks, whatever else is found
 FAULTS = (Cause.ENGINE_FROZEN, Cause.METRICS_INCONSISTENT)
 #: Named first where confidences tie: what, once mended, most likely mends the others.
 ORDER = (
@@ -185,7 +186,7 @@ def _sentence(facts: Facts, kind: Kind, findings: tuple[Finding, ...], curve: Cu
                 f"A lack of capacity: {next(f for f in findings if f.cause is Cause.CAPACITY).title}.{use}"
             )
         case Kind.SCHEDULING if findings:
-            return f"A scheduling problem, not a lack of hardware: {first}.{use}"
+            return _scheduling(findings, curve) + use
         case Kind.SCHEDULING:
             return f"A scheduling problem whose cause does not show in these numbers.{use}"
         case Kind.FAULT:
@@ -195,6 +196,17 @@ def _sentence(facts: Facts, kind: Kind, findings: tuple[Finding, ...], curve: Cu
         case Kind.UNKNOWN:
             said = "requests are slow" if facts.is_bad else "no latency was exported"
             return f"Cannot say: {said}, and no cause shows its signature.{use}"
+
+
+def _scheduling(findings: tuple[Finding, ...], curve: Curve | None) -> str:
+    """Return what is scheduled badly; what is broken beside it comes first and is not called scheduling."""
+    broken = [f.title for f in findings if f.cause in FAULTS]
+    found = next(f.title for f in findings if f.cause not in FAULTS)
+    if broken:
+        return f"Something is broken: {broken[0]}. Beside it a scheduling problem: {found}."
+    # engines in full use are no proof that hardware is not what lacks
+    spare = "" if curve is not None and curve.p50 >= FULL_USE else ", not a lack of hardware"
+    return f"A scheduling problem{spare}: {found}."
 
 
 def _numbers(facts: Facts) -> tuple[Number, ...]:

@@ -45,6 +45,8 @@ __all__ = [
 FAST_S = 60.0
 SLOW_S = 300.0
 MIN_COVERAGE = 0.5
+#: The remark of a window in which requests ran and nothing moved (`fleet.lifesigns`).
+FROZEN = "frozen"
 STALE_AFTER_S = 60.0
 
 
@@ -79,11 +81,14 @@ def assess_engine(
     """Return the health of one engine from its windows of the last 300 s (more are ignored).
 
     `offered`, counted at the gateways, is preferred to the engine's own arrivals. Without a window newer
-    than 60 s and three periods the engine is stale and everything else is unknown.
+    than 60 s and three periods the engine is stale and everything else is unknown. So it is while it stands
+    still with work inside: it counts no arrivals and finishes none, and a rho of 0 would be false room.
     """
     newest = max((w.ended_at_s for w in windows if w.ended_at_s <= now_s), default=None)
     if newest is None or now_s - newest > max(STALE_AFTER_S, 3 * period_s):
         return Health(name, Scope.ENGINE, now_s, is_stale=True, stale=(name,))
+    if (standing := _standing_still(name, windows, now_s)) is not None:
+        return standing
     fast_s, slow_s = _spans(period_s)
     fast, slow = _recent(windows, now_s, fast_s), _recent(windows, now_s, slow_s)
     last = max(fast, key=lambda w: w.ended_at_s, default=max(windows, key=lambda w: w.ended_at_s)).window
@@ -135,6 +140,28 @@ def assess_engine(
     )
     return replace(
         health, explanation=(*explain(health, longest_wait_s), *explain_capacity(capacity, now_s))
+    )
+
+
+def _standing_still(name: str, windows: Sequence[TimedWindow], now_s: float) -> Health | None:
+    """Return the health of an engine that was frozen in its newest window, gauges kept; None if not."""
+    newest = max((w for w in windows if w.ended_at_s <= now_s), key=lambda w: w.ended_at_s).window
+    if FROZEN not in newest.flags:
+        return None
+    return Health(
+        name,
+        Scope.ENGINE,
+        now_s,
+        is_stale=True,
+        stale=(name,),
+        running=newest.running,
+        waiting=newest.waiting,
+        model=newest.model,
+        kv_used_ratio=newest.kv_used_ratio,
+        explanation=(
+            f"rho is unknown: {newest.running or 0} requests run and no counter moves, so the engine "
+            "finishes nothing; its capacity is in no sum until it moves again",
+        ),
     )
 
 

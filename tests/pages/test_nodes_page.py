@@ -123,6 +123,10 @@ def test_an_empty_installation_says_how_to_begin(empty: Show) -> None:
     assert "nodes come and go by hand only" in said
 
 
+def test_a_node_without_a_sample_is_no_green_list(full: Show) -> None:
+    assert "1 of 3 nodes without a fresh sample: n3." in text(full("nodes"))
+
+
 def test_origins_and_missing_nodes_are_told(full: Show, dashboard_on: FreshDatabase) -> None:
     with_source(dashboard_on)
     at = full("nodes")

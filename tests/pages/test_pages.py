@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import update
 
+from control.database import session_scope
+from control.tables import SampleRow
 from tests.pages.conftest import Show, column, text
 from tests.postgres_server import FreshDatabase
 
@@ -69,6 +72,19 @@ def test_silent_node_shows_no_present_values(full: Show) -> None:
     assert "never seen" in said
     assert "\u2014 / \u2014" in said
     assert "refused" in said
+    assert "rho is unknown: it was never seen" in said
+
+
+def test_a_node_that_stands_still_is_neither_fresh_nor_has_it_room(
+    full: Show, dashboard_on: FreshDatabase
+) -> None:
+    with session_scope(dashboard_on.engine) as session:
+        session.execute(update(SampleRow).where(SampleRow.node == "n1").values(flags=["frozen"]))
+    said = text(full("node", node="n1"))
+    assert "frozen" in said
+    assert "nothing moves" in said
+    assert "50 %" not in said  # of KV: its gauges are those of the moment it stopped
+    assert "\u2014 / \u2014" in said
 
 
 def test_policy_shows_the_head_the_quotas_and_the_history(full: Show) -> None:

@@ -65,3 +65,15 @@ def test_the_fleet_s_card_says_what_own_limits_refused():
     card = fleet.rho_card(FLEET)
     assert card.value == "0.60"
     assert "without 1.40 that tenants' own limits refused" in card.note
+
+
+def test_a_rho_without_what_gateways_refuse_and_hold_is_a_lower_bound_and_no_room():
+    uncounted = replace(FLEET, detail={**DETAIL, "arrivals_from": "engines"})
+    card = fleet.rho_card(uncounted, has_gateways=True)
+    assert (card.value, card.word, card.tone) == ("\u2265 0.60", "at least", "unknown")
+    assert "without what they refuse and hold" in card.note
+    over = fleet.rho_card(replace(uncounted, rho=1.2, rho_low=1.1), has_gateways=True)
+    assert (over.word, over.tone) == ("overloaded", "act")  # a lower bound proves overload
+    assert fleet.rho_card(uncounted).tone == "good"  # no gateway: engines see all that comes
+    counted = replace(FLEET, detail={**DETAIL, "arrivals_from": "gateways"})
+    assert fleet.rho_card(counted, has_gateways=True).tone == "good"

@@ -134,6 +134,18 @@ def test_preemptions_under_a_full_cache_are_oversubscription_and_one_is_not():
     assert diagnose(evidence(engine("a", *once))).findings == ()
 
 
+def test_what_is_broken_is_not_called_a_scheduling_problem_beside_one():
+    still = window(arrivals=0, completed=0, prompt_tokens=0, generation_tokens=0, histograms={})
+    broken = [*[window()] * (STEPS - 6), *[still] * 6]
+    full = [window(preemptions=2, kv_used_ratio=0.99)] * STEPS
+    verdict = diagnose(evidence(engine("a", *broken), engine("b", *full)))
+    assert {f.cause for f in verdict.findings} == {Cause.ENGINE_FROZEN, Cause.KV_OVERSUBSCRIPTION}
+    titles = {f.cause: f.title for f in verdict.findings}
+    assert verdict.sentence.startswith(f"Something is broken: {titles[Cause.ENGINE_FROZEN]}. Beside it")
+    assert titles[Cause.KV_OVERSUBSCRIPTION] in verdict.sentence
+    assert "not a lack of hardware" not in verdict.sentence
+
+
 def test_the_gain_of_more_places_takes_the_slope_beyond_what_was_seen_twice_as_steep():
     # 40 seen: tau(40) = 30 ms; 80 under twice the slope: 30 + 2 x 0.5 x 40 = 70 ms
     # (80 / 70) / (40 / 30) = 0.857: nothing is gained

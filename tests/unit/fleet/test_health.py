@@ -257,6 +257,24 @@ def test_a_pool_adds_load_and_capacity_and_names_its_worst():
     assert fleet.worst == "b"
 
 
+def test_an_engine_that_stands_still_is_neither_idle_nor_room():
+    still = [seen(at, arrivals=0, running=17, flags=("frozen",)) for at in (280.0, 290.0, 300.0)]
+    frozen = assess_engine("b", [*minutes()[:-3], *still], MU10, 300)
+    assert frozen.rho.value is None
+    assert frozen.mu.value is None
+    assert "17 requests run and no counter moves" in frozen.explanation[0]
+    whole = assess_engine("a", minutes(), MU10, 300)
+    # twice what the living engine sees comes to it alone: its rho doubles
+    fast, slow = 2 * (whole.arrivals or 0), 10 * (whole.arrivals or 0)
+    offered = Offered(fast_count=fast, fast_s=60.0, slow_count=slow, slow_s=300.0)
+    pool = assess_pool("p", [whole, frozen], 300, offered=offered)
+    assert pool.mu.value == whole.mu.value
+    assert pool.rho.value == pytest.approx(2 * (whole.rho.value or 0.0))
+    assert pool.stale == ("b",)
+    moved = assess_engine("b", [*still, seen(310.0)], MU10, 310)
+    assert not moved.is_stale
+
+
 def test_a_stale_engine_leaves_the_sums_and_is_named():
     fresh = assess_engine("a", minutes(arrivals=90), MU10, 300)
     gone = assess_engine("b", [seen(10.0)], MU10, 300)
