@@ -340,15 +340,18 @@ def occupied(session: Session, nodes: Sequence[str], since: datetime, until: dat
         if horizon is None or horizon <= since:
             continue
         query = text(
-            f"SELECT DISTINCT name, at FROM {table} "  # noqa: S608 # constants
-            "WHERE scope = 'engine' AND name = ANY(:nodes) "
-            "AND at >= :since AND at < :until AND covered_s > 0"
+            "SELECT name, at, max(last_at), sum(covered_s) "  # noqa: S608 # constants
+            f"FROM {table} WHERE scope = 'engine' AND name = ANY(:nodes) "
+            "AND at >= :since AND at < :until AND covered_s > 0 GROUP BY name, engine, at"
         )
         span = {
             "nodes": list(nodes),
             "since": since - timedelta(seconds=width_s),
-            "until": min(until, horizon),
+            "until": min(until + margin, horizon),
         }
-        for node, at in session.execute(query, span):
-            found.setdefault(node, Taken()).buckets.append((at.timestamp(), width_s))
+        for node, at, last_at, covered_s in session.execute(query, span):
+            there = found.setdefault(node, Taken())
+            there.buckets.append((at.timestamp(), width_s))
+            # its first sample may reach back before the bucket, by minutes where one was late
+            there.spans.append((last_at.timestamp() - covered_s, last_at.timestamp()))
     return found

@@ -243,6 +243,27 @@ def test_rollups_cover_the_history_and_keep_it_from_being_read_twice(
     assert rolled_up(session, "b") == whole
 
 
+def test_a_direct_sample_that_reaches_back_before_its_minute_is_not_counted_again_once_dropped(
+    database: FreshDatabase, session: Session, history: PromServer
+):
+    reach = 2 * 60 // PERIOD_S  # two minutes without an answer, then one for all of them
+    late = next(n for n in range(reach + 5, PAGES) if grid(n).second == 0)
+    with session_scope(database.engine) as writing:
+        sample = EngineSample("0", window(completed=7), float(reach * PERIOD_S))
+        result = NodeResult("a", "p", 0.02, (sample,))
+        write_round(writing, Round(grid(late), PERIOD_S, 0.5, 0.1, (result,)), EdgeIds())
+    roller = Roller(database.engine, ManualClock(_NOW))
+    roller.run(_NOW, budget_s=120.0)
+    with session_scope(database.engine) as dropping:  # as retention does
+        dropping.execute(text("DELETE FROM sample"))
+        rollup_due.raise_horizon(dropping, "sample", grid(PAGES + 60))
+    run(database, history)
+    roller.run(_NOW, budget_s=120.0)
+    counted = range(late - reach + 1, late + 60 // PERIOD_S)  # its time, and the rest of its minute
+    others = sum(increments("a", n, n) for n in range(1, PAGES) if n not in counted)
+    assert rolled_up(session, "a")[0] == 7 + others
+
+
 def rerun(database: FreshDatabase, server: PromServer) -> Backfill:
     """Run the newest back-fill to its end."""
 
