@@ -51,18 +51,15 @@ def cards(spend: MonthSpend, checks: Sequence[Check]) -> list[Card]:
     failed = [check for check in checks if not check.is_met]
     stops = sum(check.is_blocking for check in failed)
     tone = "good" if spend.state == "closed" else "watch"
-    open_items = words.plural(len(failed), "open item") if checks else "no checklist"
-    return [
+    shown = [
         Card("State", spend.state, spend.state, tone, f"month of {spend.month.zone}"),
         Card("Total", words.cents(spend.total_usd), _certainty(spend), tone, spend.method),
-        Card(
-            "Checklist",
-            open_items,
-            f"{stops} stop it" if stops else "nothing stops it",
-            "act" if stops else "good",
-            "the rest can be accepted",
-        ),
     ]
+    if checks:
+        said = f"{stops} stop it" if stops else "nothing stops it"
+        items = words.plural(len(failed), "open item")
+        shown.append(Card("Checklist", items, said, "act" if stops else "good", "the rest can be accepted"))
+    return shown
 
 
 def _certainty(spend: MonthSpend) -> str:
