@@ -25,7 +25,7 @@ def test_everybody_may_look_and_only_admin_may_all(role: Role, permission: Permi
     counts = role in (Role.FINANCE, Role.ADMIN) and permission in (
         Permission.EXPORT_SPEND,
         Permission.SET_PRICES,
-            Permission.CLOSE_MONTHS,
+        Permission.CLOSE_MONTHS,
     )
     expected = permission is Permission.VIEW or operates or counts or role is Role.ADMIN
     assert may(actor, permission) is expected
