@@ -70,6 +70,7 @@ VALUES = {
     "prompt_tokens": "(10000 + 5000 * sin(t / 500.0 + n))::int",
     "generation_tokens": "(6000 + 3000 * cos(t / 700.0 + n))::int",
 }
+HISTOGRAMS = 7
 COUNTS = "ARRAY(SELECT (b * random() * 9)::bigint FROM generate_series(1, 22) AS b WHERE n IS NOT NULL)"
 EDGES = [0.001 * 1.6**i for i in range(21)]
 
@@ -310,9 +311,10 @@ def run(engine: Engine, nodes: int, month_nodes: int, rounds: int) -> int:
     started = time.perf_counter()
     Roller(engine, SystemClock()).run(START + timedelta(days=1), budget_s=3600)
     print(f"{nodes} nodes x 6 h rolled up in {time.perf_counter() - started:.1f} s")
-    fill_month(engine, month_nodes)
     span = (START, START + SPAN)
     with tempfile.TemporaryDirectory() as folder, prometheus(Path(folder), engine, nodes) as base:
+        disk = disk_bytes(engine, Path(folder) / "data", nodes)
+        fill_month(engine, month_nodes)
         check_equal(base, engine)
         ways: dict[str, Callable[[], object]] = {
             "raw: rhodeck": in_session(engine, lambda s: node_panel(s, SCALARS, *span, level=Level.RAW)),
@@ -325,10 +327,26 @@ def run(engine: Engine, nodes: int, month_nodes: int, rounds: int) -> int:
             ],
         }
         figures = timed(ways | month_ways(engine), rounds)
-    return report(figures, nodes, month_nodes)
+    return report(figures, disk, nodes, month_nodes)
 
 
-def report(figures: dict[str, list[float]], nodes: int, month_nodes: int) -> int:
+def disk_bytes(engine: Engine, folder: Path, nodes: int) -> dict[str, float]:
+    """Return bytes for each number a round brought (for Prometheus: sample), blocks and tables whole.
+
+    Before the month is put in: what the six hours take as rounds, as minutes and as hours.
+    """
+    count = nodes * SPAN.total_seconds() / PERIOD_S
+    numbers = count * (len(VALUES) + HISTOGRAMS * (len(EDGES) + 1))
+    found: dict[str, float] = {}
+    with Session(engine) as session:
+        for name, table in (("rounds", "sample"), ("minutes", "engine_minute"), ("hours", "engine_hour")):
+            query = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(:table) WHERE isleaf"
+            found[name] = float(session.execute(text(query), {"table": table}).scalar_one()) / numbers
+    blocks = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return found | {"prometheus": blocks / (count * len(SCALARS))}
+
+
+def report(figures: dict[str, list[float]], disk: dict[str, float], nodes: int, month_nodes: int) -> int:
     medians = {name: statistics.median(values) for name, values in figures.items()}
     for name, values in figures.items():
         print(f"{name:40} {min(values):8.1f} {medians[name]:8.1f} {max(values):8.1f} ms")
@@ -339,12 +357,16 @@ def report(figures: dict[str, list[float]], nodes: int, month_nodes: int) -> int
     verdicts |= {
         f"{name}, ms": (value, MONTH_GOAL_MS) for name, value in medians.items() if name.startswith("month")
     }
+    print("bytes a number: " + ", ".join(f"{name} {value:.2f}" for name, value in disk.items()))
+    beyond = disk["minutes"] + disk["hours"]
+    verdicts["disk beyond two days, ratio to Prometheus"] = (beyond / disk["prometheus"], 1.0)
     for name, (value, goal) in verdicts.items():
         print(f"{name:50} {value:8.2f}  goal {goal:g}: {'met' if value <= goal else 'NOT met'}")
     result = {
         "claim": "queries",
         "nodes": nodes,
         "month_nodes": month_nodes,
+        "bytes_a_number": disk,
         "ms": {name: [min(v), statistics.median(v), max(v)] for name, v in figures.items()},
         "goals": {name: {"value": value, "goal": goal} for name, (value, goal) in verdicts.items()},
         "machine": machine(),
