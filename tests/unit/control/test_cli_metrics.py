@@ -228,7 +228,9 @@ def rhodeck(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
 def test_ctrl_c_ends_the_wait_for_a_pipe_in_which_nothing_comes(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with rhodeck("metrics", "read", str(pipe), stdout=subprocess.PIPE) as process:
+    # Tests started in the background of a shell ignore SIGINT, and their children would too.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with rhodeck("metrics", "read", str(pipe), stdout=subprocess.PIPE, **heard) as process:
         writer = os.open(pipe, os.O_WRONLY)  # returns when the reader has come
         # A signal that comes just before the read begins is seen after it: people press again, so do we.
         for _ in range(60):
