@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from control import queries_policy
 from control.diagnose_pages import competing
+from control.quiet_nodes import quiet_nodes
 from control.tables import (
     CapacityEstimateRow,
     GatewaySampleRow,
@@ -129,6 +130,7 @@ def gather(session: Session, since: datetime, until: datetime) -> Evidence:
         goals=Goals() if policy is None else Goals(policy.slo.ttft_s, policy.slo.attainment_ratio),
         order=None if policy is None else policy.admission.order,
         silent=tuple(sorted(nodes.keys() - seen)),
+        quiet=quiet_nodes(session, since, until),
         last_sample_s=None if newest is None else newest.timestamp(),
     )
 

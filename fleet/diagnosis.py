@@ -27,6 +27,7 @@ from fleet.diagnosis_evidence import (
 from fleet.diagnosis_facts import Facts, above, p
 from fleet.diagnosis_flows import hot_node, priority_ignored, retry_storm, tenant_crowding
 from fleet.diagnosis_queue import concurrency_cap, fifo_mixed_sizes, head_of_line, lack_of_capacity
+from fleet.diagnosis_quiet import node_silent
 from fleet.diagnosis_steps import prefill_interference, token_budget
 
 #: Findings below this confidence are not named.
@@ -36,9 +37,10 @@ LOW_UTILIZATION = 0.4
 MIN_SPAN_S = 120.0
 STALE_S = 120.0
 FULL_USE = 0.85  # median utilization from which hardware may be what lacks, whatever else is found
-FAULTS = (Cause.ENGINE_FROZEN, Cause.METRICS_INCONSISTENT)
+FAULTS = (Cause.NODE_SILENT, Cause.ENGINE_FROZEN, Cause.METRICS_INCONSISTENT)
 #: Named first where confidences tie: what, once mended, most likely mends the others.
 ORDER = (
+    Cause.NODE_SILENT,
     Cause.ENGINE_FROZEN,
     Cause.METRICS_INCONSISTENT,
     Cause.CONCURRENCY_CAP,
@@ -78,12 +80,12 @@ def diagnose(evidence: Evidence) -> Verdict:
 def _silence(evidence: Evidence, facts: Facts) -> Verdict | None:
     """Return the verdict of an interval that holds too little, None when it holds enough."""
     newest = evidence.last_sample_s
-    if not any(e.windows or e.still for e in facts.engines):
-        ago = None if newest is None else evidence.until_s - newest
-        words = "no sample was ever stored" if ago is None else f"no samples for {ago / 60:.0f} minutes"
-        return Verdict(Kind.UNKNOWN, f"Cannot say: {words}.", cannot_tell=(words,))
-    if newest is not None and evidence.until_s - newest > STALE_S:
-        words = f"no samples for {(evidence.until_s - newest) / 60:.0f} minutes"
+    ago_s = None if newest is None else evidence.until_s - newest
+    if not any(e.windows or e.still for e in facts.engines) or (ago_s is not None and ago_s > STALE_S):
+        words = "no sample was ever stored" if ago_s is None else f"no samples for {ago_s / 60:.0f} minutes"
+        dead = node_silent(facts)
+        if dead is not None:
+            return Verdict(Kind.FAULT, f"Something is broken: {dead.title}.", (dead,), cannot_tell=(words,))
         return Verdict(Kind.UNKNOWN, f"Cannot say: {words}.", cannot_tell=(words,))
     covered = max(sum(t.window.length_s for t in e.evidence.windows) for e in facts.engines)
     if covered < MIN_SPAN_S:
@@ -93,8 +95,8 @@ def _silence(evidence: Evidence, facts: Facts) -> Verdict | None:
 
 
 def _findings(facts: Facts) -> list[Finding]:
-    found: list[Finding | None] = [frozen(facts), inconsistent(facts), tenant_crowding(facts)]
-    found += [retry_storm(facts), priority_ignored(facts), lack_of_capacity(facts)]
+    found: list[Finding | None] = [node_silent(facts), frozen(facts), inconsistent(facts)]
+    found += [tenant_crowding(facts), retry_storm(facts), priority_ignored(facts), lack_of_capacity(facts)]
     for pool in facts.pools:
         found += [
             concurrency_cap(facts, pool),
@@ -182,9 +184,9 @@ def _sentence(facts: Facts, kind: Kind, findings: tuple[Finding, ...], curve: Cu
     first = findings[0].title if findings else ""
     match kind:
         case Kind.CAPACITY:
-            return (
-                f"A lack of capacity: {next(f for f in findings if f.cause is Cause.CAPACITY).title}.{use}"
-            )
+            lack = next(f for f in findings if f.cause is Cause.CAPACITY).title
+            broken = next((f" Beside it {f.title}." for f in findings if f.cause in FAULTS), "")
+            return f"A lack of capacity: {lack}.{broken}{use}"
         case Kind.SCHEDULING if findings:
             return _scheduling(findings, curve) + use
         case Kind.SCHEDULING:

@@ -39,6 +39,7 @@ class Cause(StrEnum):
     RETRY_STORM = "retry_storm"
     PREFILL_INTERFERENCE = "prefill_interference"
     PRIORITY_IGNORED = "priority_ignored"
+    NODE_SILENT = "node_silent"
     ENGINE_FROZEN = "engine_frozen"
     METRICS_INCONSISTENT = "metrics_inconsistent"
     CAPACITY = "capacity"
@@ -123,6 +124,16 @@ class FlowEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class QuietNode:
+    """A node that should serve and gave no metrics up to the end of the interval, though it was asked."""
+
+    node: str
+    seen_s: float | None  # Unix seconds of its last sample; None: not in the last two days
+    reason: str | None = None  # of the last try
+    missed: int = 0  # rounds of the interval without an answer
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything one diagnosis may use."""
 
@@ -133,6 +144,7 @@ class Evidence:
     goals: Goals = Goals()
     order: str | None = None  # of the gateways' queues: "fifo" | "sjf_aging"; None: no policy
     silent: tuple[str, ...] = ()  # nodes of which nothing was read in the interval
+    quiet: tuple[QuietNode, ...] = ()  # nodes that are silent at its end, while rounds go on
     last_sample_s: float | None = None
 
 

@@ -162,8 +162,17 @@ class Facts:
             known = [v for e in pool.engines if (v := of(e))]
             if not known:
                 return None
-            total += float(np.median(known)) * (len(pool.engines) - len(known)) + sum(known)
+            median = float(np.median(known))
+            total += sum((of(e) or median) * self._present(e) for e in pool.engines)
         return total or None
+
+    def _present(self, engine: EngineFacts) -> float:
+        """Return the part of the interval an engine was there: less than 1 where its node fell silent."""
+        quiet = {node.node for node in self.evidence.quiet}
+        longest_s = max(e.seconds for e in self.engines)
+        if engine.evidence.node not in quiet or longest_s <= 0:
+            return 1.0
+        return min(1.0, engine.seconds / longest_s)
 
     @cached_property
     def rho(self) -> float | None:

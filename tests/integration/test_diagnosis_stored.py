@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from control.cli_diagnose import diagnose as diagnose_command
 from control.diagnose import diagnosis, gather, span_of
-from control.tables import SampleRow
+from control.quiet_nodes import quiet_nodes
+from control.tables import NodeRow, RoundRow, SampleRow, ScrapeFailureRow
 from fleet.clock import SystemClock
 from fleet.diagnosis_evidence import Cause, Kind
 from fleet.errors import InvalidInput
@@ -64,6 +65,48 @@ def test_ten_minutes_without_samples_are_no_verdict(database: FreshDatabase):
         verdict = diagnosis(session, END + timedelta(minutes=10), timedelta(minutes=15))
     assert verdict.kind is Kind.UNKNOWN
     assert verdict.sentence == "Cannot say: no samples for 10 minutes."
+
+
+def test_a_node_that_died_is_named_and_nobody_is_blamed_when_the_rounds_stop(database: FreshDatabase):
+    whole = check_cases.healthy_fleet()  # 12 nodes at 70 %; an eighth of its requests is 53 % of two
+    eighth = tuple(replace(s, phases=tuple((u, rate / 8) for u, rate in s.phases)) for s in whole.streams)
+    store(database.engine, replace(whole, nodes=2, streams=eighth, length_s=240.0), END)
+    died = END - timedelta(seconds=100)
+    with Session(database.engine) as session, session.begin():
+        gone = (SampleRow.node == "gpu-02", SampleRow.at > died)
+        missed = list(session.scalars(select(SampleRow.at).where(*gone)))
+        session.execute(delete(SampleRow).where(*gone))
+        session.execute(
+            insert(ScrapeFailureRow),
+            [
+                {"at": at, "node": "gpu-02", "reason": "refused", "detail": "nothing listens"}
+                for at in missed
+            ],
+        )
+    with Session(database.engine) as session:
+        verdict = diagnosis(session, END, timedelta(minutes=4))
+    assert verdict.kind is Kind.FAULT
+    assert verdict.findings[0].cause is Cause.NODE_SILENT
+    assert verdict.findings[0].subjects == ("gpu-02",)
+    # rounds of 10 s: the last one it answered was 100 s before the end, ten were missed
+    numbers = {n.label: n.value for n in verdict.findings[0].numbers}
+    assert numbers["without metrics"] == 100.0
+    assert numbers["rounds without an answer"] == 10.0
+    assert numbers["last try"] == "refused: nothing listens"
+    late = END + timedelta(minutes=3)
+    with Session(database.engine) as session, session.begin():
+        assert quiet_nodes(session, late - timedelta(minutes=15), late) == ()  # no round was made since
+        session.execute(update(NodeRow).where(NodeRow.name == "gpu-02").values(state="draining"))
+        assert quiet_nodes(session, END - timedelta(minutes=4), END) == ()
+        session.execute(update(NodeRow).values(state="active"))
+        session.execute(insert(RoundRow), [_round(late)])
+        assert [q.node for q in quiet_nodes(session, END, late)] == ["gpu-01", "gpu-02"]
+
+
+def _round(at: datetime) -> dict[str, object]:
+    return {
+        "at": at, "period_s": 10.0, "duration_s": 0.1, "lag_s": 0.0, "nodes_total": 2, "nodes_sampled": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "-5m", "5d", "1" * 9 + "s", "\u0665m", "1.5h"])

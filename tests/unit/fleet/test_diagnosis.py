@@ -24,6 +24,7 @@ from fleet.diagnosis_evidence import (
     FlowSlice,
     Kind,
     Launch,
+    QuietNode,
 )
 from fleet.diagnosis_facts import above
 from fleet.diagnosis_prefill import step_model
@@ -132,6 +133,32 @@ def test_preemptions_under_a_full_cache_are_oversubscription_and_one_is_not():
     assert Cause.KV_OVERSUBSCRIPTION in [f.cause for f in verdict.findings]
     once = [window(preemptions=1, kv_used_ratio=0.99), *[window(kv_used_ratio=0.99)] * (STEPS - 1)]
     assert diagnose(evidence(engine("a", *once))).findings == ()
+
+
+def test_a_node_that_fell_silent_is_named_with_its_age_and_the_last_try():
+    living, dead = engine("a", *[window()] * STEPS), engine("b", *[window()] * 12)
+    quiet = (QuietNode("b", 120.0, "refused: nothing listens", missed=24),)
+    verdict = diagnose(replace(evidence(living, dead), quiet=quiet))
+    assert verdict.kind is Kind.FAULT
+    found = verdict.findings[0]
+    assert (found.cause, found.subjects, found.knob_link) == (Cause.NODE_SILENT, ("b",), "node:b")
+    # 36 rounds of 10 s end at 360; its last sample is of 120: 4 minutes
+    assert found.title == "b gives no metrics, for 4 min"
+    numbers = {n.label: n.value for n in found.numbers}
+    assert numbers["without metrics"] == 240.0
+    assert numbers["last try"] == "refused: nothing listens"
+    assert [value for _, value in found.series[0].points] == [10.0] * 12
+    # it was there for a third of the time: 4 + 4 / 3 requests/s
+    assert {n.label: n.value for n in verdict.numbers}["capacity"] == pytest.approx(4.0 + 4.0 / 3)
+    assert diagnose(evidence(living, dead)).findings == ()  # nobody says that it was asked in vain
+
+
+def test_where_every_node_is_silent_they_are_named_and_one_never_seen_is_not_given_an_age():
+    quiet = tuple(QuietNode(f"n{n}", None, "timeout", 90) for n in range(5))
+    verdict = diagnose(Evidence(0.0, 900.0, quiet=quiet))
+    assert verdict.kind is Kind.FAULT
+    assert verdict.sentence == "Something is broken: n0, n1, n2 and 2 more give no metrics, and never did."
+    assert {n.label: n.value for n in verdict.findings[0].numbers}["without metrics"] is None
 
 
 def test_what_is_broken_is_not_called_a_scheduling_problem_beside_one():
