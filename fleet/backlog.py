@@ -50,8 +50,11 @@ class Backlog:
         if not self._placement.may_have_room(ticket):
             return None
         keep_free: list[Ticket] = []
-        if self._parked:
-            keep_free = [one for one in self._parked.values() if not self._may_pass(ticket, one)]
+        for one in self._parked.values():
+            if one is not ticket and not self._may_pass(ticket, one):
+                if self._placement.keeps_all(one, ticket):
+                    return None
+                keep_free.append(one)
         return self._placement.choose(ticket, keep_free, now_s)
 
     def _may_pass(self, ticket: Ticket, parked: Ticket) -> bool:
@@ -60,7 +63,7 @@ class Backlog:
         Between tiers: while its tier is ahead of the parked one's by less than the parked request needs.
         Inside a tier: while less than that has passed. A parked request may pass those parked later.
         """
-        if ticket is parked or (ticket.is_parked and ticket.ticket_id < parked.ticket_id):
+        if ticket.is_parked and ticket.ticket_id < parked.ticket_id:
             return True
         if ticket.tier is parked.tier:
             return parked.passed_tokens + ticket.tokens <= parked.tokens
@@ -141,6 +144,8 @@ class Backlog:
         return None
 
     def _next_parked(self, tier: Tier, blocked: _Blocked, now_s: float) -> tuple[Ticket, NodeBudget] | None:
+        if not self._parked:
+            return None
         for (parked_tier, _), ticket in self._parked.items():
             if parked_tier is tier and ticket.ticket_id not in blocked.parked:
                 book = self.place(ticket, now_s)
@@ -161,9 +166,7 @@ class Backlog:
                 book = self.place(ticket, now_s)
                 if book is not None:
                     return ticket, book, place == 0
-                # Where nothing fits, the order of the queue stays open for what may come.
-                nothing_fits = self._placement.most_room(ticket) < self.queue.least_tokens()
-                if key in self._parked or nothing_fits:
+                if key in self._parked or self._nothing_fits(ticket):
                     blocked.lanes.add(key)
                 else:
                     self.queue.park(ticket)
@@ -172,6 +175,12 @@ class Backlog:
                     has_parked = True
             if not has_parked:
                 return None
+
+    def _nothing_fits(self, ticket: Ticket) -> bool:
+        """Say whether nothing that waits would fit on its nodes: then the order stays open."""
+        least = self.queue.least_tokens()
+        placement = self._placement
+        return placement.most_room(ticket) < least or placement.count_most_room(ticket) < least
 
     def expected_wait_s(self, ticket: Ticket, now_s: float) -> float | None:
         """Return how long a request about to join would wait; None without enough evidence."""

@@ -33,16 +33,38 @@ class Pool:
     `most_room` is at least the room of its roomiest node: what needs more need not look.
     """
 
-    __slots__ = ("groups", "most_room", "names")
+    __slots__ = ("_least_budget", "groups", "most_room", "names")
 
     def __init__(self, groups: list[list[NodeBudget]]) -> None:
         self.groups = groups
         self.names = frozenset(book.name for group in groups for book in group)
         self.most_room = -1
+        self._least_budget: int | None = None
 
     def __iter__(self) -> Iterator[NodeBudget]:
         for group in self.groups:
             yield from group
+
+    def forget_budgets(self) -> None:
+        """Note that the budget of a node changed."""
+        self._least_budget = None
+
+    def least_budget(self) -> int:
+        """Return the smallest node's budget in tokens; 0 while one is not known."""
+        least = self._least_budget
+        if least is None:
+            least = self._least_budget = min((book.budget_tokens or 0 for book in self), default=0)
+        return least
+
+    def count_most_room(self) -> int:
+        """Make `most_room` exact and return it. O(nodes)."""
+        most = -1
+        for group in self.groups:
+            for book in group:
+                if book.room > most:
+                    most = book.room
+        self.most_room = most
+        return most
 
 
 class NodeBudget:
@@ -57,6 +79,7 @@ class NodeBudget:
         "held_by_class",
         "limit_requests",
         "limit_tokens",
+        "load",
         "name",
         "others_requests",
         "per_token",
@@ -91,6 +114,7 @@ class NodeBudget:
         self.limit_requests = 0
         self.closed_because: str | None = "not seen yet"
         self.room = -1  # tokens that fit now; -1: not even an empty request does
+        self.load = 0.0  # requests in the engine, others' and ours, per token of budget
         self.pools: list[Pool] = []
 
     def assign(self, target: NodeTarget | None, shares: Shares) -> None:
@@ -118,11 +142,13 @@ class NodeBudget:
         if capacity is None and state is not None:
             capacity = state.kv_capacity_tokens
         self.budget_tokens = self._budget_of(capacity)
+        for pool in self.pools:
+            pool.forget_budgets()
         self.per_token = 1.0 / self.budget_tokens if self.budget_tokens else 0.0
         self.closed_because = self._reason_closed(is_declared)
         if self.closed_because is not None or state is None or capacity is None:
             self.limit_tokens = self.limit_requests = 0
-            self.room = -1
+            self._count_room()
             return
         measured = int((state.kv_used_ratio or 0.0) * capacity)  # None only where capacity is declared
         others_tokens = max(0, measured - self._own_tokens_seen)
@@ -170,8 +196,10 @@ class NodeBudget:
         return self.closed_because is None and now_s - self.seen_at_s <= STALE_AFTER_S
 
     def _count_room(self) -> None:
+        requests = self.requests
+        self.load = (self.others_requests + requests) * self.per_token
         room = self.limit_tokens - self.tokens
-        self.room = room = room if room >= 0 and self.requests < self.limit_requests else -1
+        self.room = room = room if room >= 0 and requests < self.limit_requests else -1
         for pool in self.pools:
             if room > pool.most_room:
                 pool.most_room = room
@@ -187,7 +215,10 @@ class NodeBudget:
     def book(self, tokens: int, size_class: str | None) -> None:
         """Hold tokens for one more request."""
         self.requests += 1
-        self.grow(tokens, size_class)
+        self.tokens += tokens
+        self._count_room()
+        if size_class is not None:
+            self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
 
     def grow(self, tokens: int, size_class: str | None) -> None:
         """Hold more tokens for a request already held: it answers longer than reserved."""

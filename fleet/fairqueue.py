@@ -49,12 +49,20 @@ class FairTags:
 
     def charge(self, key: str, tokens: int, weight: int, *, in_turn: bool) -> None:
         """Count a start. Virtual time moves only with starts in turn, so that the blocked keep theirs."""
-        start = self.start(key)
+        virtual = self._virtual
+        start = self._finish.get(key, 0.0)
+        if start < virtual:
+            start = virtual
         if in_turn:
-            self._virtual = start
-        self._largest_tokens = max(self._largest_tokens, tokens)
-        most_owed = max(_LARGEST_DEBT_TOKENS, 4 * self._largest_tokens)
-        self._finish[key] = min(start + tokens / weight, self._virtual + most_owed / weight)
+            self._virtual = virtual = start
+        if tokens > self._largest_tokens:
+            self._largest_tokens = tokens
+        most_owed = 4 * self._largest_tokens
+        if most_owed < _LARGEST_DEBT_TOKENS:
+            most_owed = _LARGEST_DEBT_TOKENS
+        finish = start + tokens / weight
+        latest = virtual + most_owed / weight
+        self._finish[key] = finish if finish < latest else latest
 
 
 class _Flow:
@@ -74,9 +82,10 @@ class _Flow:
         """Count a ticket in (+1) or out (-1)."""
         tokens = ticket.tokens
         bits = tokens.bit_length()
+        more = tokens if sign > 0 else -tokens
         self.requests += sign
-        self.tokens += sign * tokens
-        self.tokens_by_bits[bits] = self.tokens_by_bits.get(bits, 0) + sign * tokens
+        self.tokens += more
+        self.tokens_by_bits[bits] = self.tokens_by_bits.get(bits, 0) + more
 
     def head(self) -> Ticket | None:
         """Return the next request, dropping those that left; None when empty."""
@@ -155,10 +164,12 @@ class FairQueue:
     def __init__(self) -> None:
         self._tiers = {tier: _TierState() for tier in TIERS}
         self._tier_tags = FairTags()
+        self._tier_starts = dict.fromkeys(TIERS, 0.0)  # start tags, kept: read far more than changed
         self._weights: Mapping[Tier, int] = dict.fromkeys(TIERS, 1)
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._waiting_by_model: dict[tuple[str, Tier], tuple[int, int]] = {}
         self._requests_by_bits = [0] * 64
+        self._bits_waiting = 0  # bit b is set while a request whose size has b bits waits
         self.requests = 0
 
     def set_weights(self, weights: Mapping[Tier, int]) -> None:
@@ -206,23 +217,41 @@ class FairQueue:
         self.charge_tenant(ticket, in_turn=False)
 
     def _count(self, ticket: Ticket, sign: int) -> None:
-        state = self._tiers[ticket.tier]
+        tier, more = ticket.tier, ticket.tokens
+        state = self._tiers[tier]
+        self._count_size(more.bit_length(), sign)
+        if sign < 0:
+            more = -more
         self.requests += sign
         state.requests += sign
-        state.tokens += sign * ticket.tokens
-        self._requests_by_bits[min(63, ticket.tokens.bit_length())] += sign
-        key = (ticket.request.model, ticket.tier)
+        state.tokens += more
+        key = (ticket.request.model, tier)
         requests, tokens = self._waiting_by_model.get(key, (0, 0))
-        if requests + sign:
-            self._waiting_by_model[key] = (requests + sign, tokens + sign * ticket.tokens)
+        requests += sign
+        if requests:
+            self._waiting_by_model[key] = (requests, tokens + more)
         else:
             del self._waiting_by_model[key]
+
+    def _count_size(self, bits: int, sign: int) -> None:
+        bits = bits if bits < 63 else 63
+        by_bits = self._requests_by_bits
+        by_bits[bits] += sign
+        if sign > 0:
+            self._bits_waiting |= 1 << bits
+        elif not by_bits[bits]:
+            self._bits_waiting &= ~(1 << bits)
 
     def heads(self, tier: Tier) -> list[Ticket]:
         """Return the next request of each lane of a tier, the one whose turn it is first."""
         state = self._tiers[tier]
         if not state.requests:
             return []
+        if len(state.lanes) == 1:
+            (lane,) = state.lanes.values()
+            only = lane.head(state.tags)
+            if only is not None:
+                return [only[1]]
         found: list[tuple[float, int, Ticket]] = []
         for lane_key, lane in list(state.lanes.items()):
             head = lane.head(state.tags)
@@ -235,16 +264,26 @@ class FairQueue:
 
     def tiers_in_turn(self) -> list[Tier]:
         """Return the tiers that have something waiting, the one whose turn it is first."""
-        waiting = [tier for tier in TIERS if self._tiers[tier].requests]
-        return sorted(waiting, key=self._tier_tags.start)
+        states = self._tiers
+        waiting = [tier for tier in TIERS if states[tier].requests]
+        if len(waiting) > 1:
+            waiting.sort(key=self._tier_starts.__getitem__)
+        return waiting
 
     def lead_tokens(self, tier: Tier, other: Tier) -> float:
         """Return the tokens by which `tier` is ahead of its share against `other`; below 0: behind."""
-        return (self._tier_tags.start(tier) - self._tier_tags.start(other)) * self._weights[tier]
+        starts = self._tier_starts
+        return (starts[tier] - starts[other]) * self._weights[tier]
 
     def charge_tier(self, tier: Tier, tokens: int, *, in_turn: bool) -> None:
         """Count tokens that start against their tier."""
-        self._tier_tags.charge(tier, tokens, self._weights[tier], in_turn=in_turn)
+        tags, starts = self._tier_tags, self._tier_starts
+        tags.charge(tier, tokens, self._weights[tier], in_turn=in_turn)
+        if in_turn:
+            for one in TIERS:
+                starts[one] = tags.start(one)
+        else:
+            starts[tier] = tags.start(tier)
 
     def charge_tenant(self, ticket: Ticket, *, in_turn: bool) -> None:
         """Count tokens that start against their tenant; those of a parked request count on parking."""
@@ -276,10 +315,8 @@ class FairQueue:
 
     def least_tokens(self) -> int:
         """Return a size that no waiting request is below, at most half too low."""
-        for bits, requests in enumerate(self._requests_by_bits):
-            if requests:
-                return (1 << bits) >> 1
-        return 0
+        waiting = self._bits_waiting
+        return (waiting & -waiting) >> 1
 
     def waiting_keys(self) -> Iterable[tuple[str, Tier]]:
         """Return the (model, tier) for which something waits."""
@@ -313,11 +350,13 @@ class FairQueue:
         to stand behind it (shortest job first), so the estimate is low rather than high.
         """
         model, tier = ticket.request.model, ticket.tier
-        others = [one for one in TIERS if one is not tier and (model, one) in self._waiting_by_model]
-        tier_weight = self._weights[tier]
-        tier_share = tier_weight / (tier_weight + sum(self._weights[one] for one in others))
-        rate = tokens_per_s * tier_share
-        _, tier_tokens = self._waiting_by_model.get((model, tier), (0, 0))
+        by_model, weights = self._waiting_by_model, self._weights
+        tier_weight = all_weights = weights[tier]
+        for one in TIERS:
+            if one is not tier and (model, one) in by_model:
+                all_weights += weights[one]
+        rate = tokens_per_s * (tier_weight / all_weights)
+        _, tier_tokens = by_model.get((model, tier), (0, 0))
         lane = self._tiers[tier].lanes.get(lane_of(ticket))
         flow = lane.flows.get(ticket.account) if lane is not None else None
         if lane is None or flow is None or not flow.requests:
@@ -326,5 +365,8 @@ class FairQueue:
         bits = ticket.tokens.bit_length()
         before = flow.tokens
         if not is_fifo:
-            before = sum(tokens for size, tokens in flow.tokens_by_bits.items() if size <= bits)
+            before = 0
+            for size, tokens in flow.tokens_by_bits.items():
+                if size <= bits:
+                    before += tokens
         return min(tier_tokens, before * lane.active_weight / flow.weight) / rate

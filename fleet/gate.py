@@ -172,18 +172,18 @@ class Gate:
             key += tokens / max(admission.aging_rate, _SLOWEST_AGING)
         self._next_id += 1
         return Ticket(
-            ticket_id=self._next_id,
-            request=request,
-            account=account.name,
-            weight=account.policy.weight,
-            tier=tier,
-            size_class=None if size_class is None else size_class.name,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=output_tokens,
-            tokens=tokens,
-            arrived_at_s=now_s,
-            deadline_s=now_s + self._tiers[tier].queue_timeout_s,
-            key=key,
+            self._next_id,
+            request,
+            account.name,
+            account.policy.weight,
+            tier,
+            None if size_class is None else size_class.name,
+            request.prompt_tokens,
+            output_tokens,
+            tokens,
+            now_s,
+            now_s + self._tiers[tier].queue_timeout_s,
+            key,
         )
 
     def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:
@@ -211,7 +211,7 @@ class Gate:
         account.queued += 1
         self._backlog.join(ticket, now_s)
         dispatch: Dispatch | None = None
-        if self._placement.may_have_room(ticket):
+        if self._is_due or self._backlog.place(ticket, now_s) is not None:
             for started in self._start_what_fits(now_s):
                 if started.ticket is ticket:
                     dispatch = Dispatch(started.node, started.lease)
@@ -280,19 +280,19 @@ class Gate:
 
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
         lease = Lease(
-            lease_id=ticket.ticket_id,
-            request=ticket.request,
-            account=ticket.account,
-            tier=ticket.tier,
-            node=book.name,
-            size_class=ticket.size_class,
-            prompt_tokens=ticket.prompt_tokens,
-            output_tokens=ticket.output_tokens,
-            charged_tokens=ticket.tokens,
-            queued_s=now_s - ticket.arrived_at_s,
-            opened_at_s=now_s,
+            ticket.ticket_id,
+            ticket.request,
+            ticket.account,
+            ticket.tier,
+            book.name,
+            ticket.size_class,
+            ticket.prompt_tokens,
+            ticket.output_tokens,
+            ticket.tokens,
+            now_s - ticket.arrived_at_s,
+            now_s,
         )
-        book.book(lease.tokens, lease.size_class)
+        book.book(ticket.tokens, ticket.size_class)
         self._leases[lease.lease_id] = lease
         self._tally.open(lease)
         return lease

@@ -143,6 +143,11 @@ class Placement:
     def _ratio(self, ticket: Ticket) -> float:
         return 1.0 if ticket.size_class is None else self._class_ratios.get(ticket.size_class, 1.0)
 
+    def count_most_room(self, ticket: Ticket) -> int:
+        """Return exactly the tokens that fit on its roomiest node; -1: none takes a request. O(nodes)."""
+        pool = self._pools.get((ticket.request.model, ticket.tier))
+        return -1 if pool is None else pool.count_most_room()
+
     def may_have_room(self, ticket: Ticket) -> bool:
         """Say whether looking for a node is worth it: False is sure, True is not. O(1)."""
         pool = self._pools.get((ticket.request.model, ticket.tier))
@@ -155,11 +160,18 @@ class Placement:
 
     def shares_nodes(self, ticket: Ticket, waiting: Iterable[tuple[str, Tier]]) -> bool:
         """Say whether it could run on a node that requests of one of these (model, tier) wait for."""
-        own = self._pools.get((ticket.request.model, ticket.tier))
+        pools = self._pools
+        own = pools.get((ticket.request.model, ticket.tier))
         if own is None:
             return False
-        pools = {self._pools.get(key) for key in waiting}
-        return own in pools or any(pool and not own.names.isdisjoint(pool.names) for pool in pools)
+        others: list[Pool] = []
+        for key in waiting:
+            pool = pools.get(key)
+            if pool is own:
+                return True
+            if pool is not None:
+                others.append(pool)
+        return any(not own.names.isdisjoint(pool.names) for pool in others)
 
     def choose(self, ticket: Ticket, keep_free: Sequence[Ticket], now_s: float) -> NodeBudget | None:
         """Return the node to send to now, or None when none has room. O(nodes).
@@ -170,6 +182,8 @@ class Placement:
         pool = self._pools.get((request.model, ticket.tier))
         if pool is None:
             return None
+        if not (keep_free or request.avoid or request.prefix_key or ticket.size_class):
+            return self._choose_freely(pool, ticket.tokens, now_s - STALE_AFTER_S)
         has_room = False
         for avoid in (request.avoid, ()) if request.avoid else ((),):
             for group in pool.groups:
@@ -184,8 +198,37 @@ class Placement:
                 if books:
                     return self._best(books, request.prefix_key)
         if not has_room:
-            pool.most_room = max(book.room for book in pool)
+            pool.count_most_room()
         return None
+
+    def _choose_freely(self, pool: Pool, tokens: int, seen_since_s: float) -> NodeBudget | None:
+        """Return the node for a request that no rule but the strategy's binds."""
+        by_room = self._routing.strategy == "kv_room"
+        for group in pool.groups:
+            best: NodeBudget | None = None
+            least = float("inf")
+            for book in group:
+                room = book.room
+                if room >= tokens:
+                    rank = -room if by_room else book.load
+                    if rank < least and book.seen_at_s >= seen_since_s:
+                        best, least = book, rank
+            if best is not None:
+                return best
+        pool.count_most_room()
+        return None
+
+    def keeps_all(self, waiting: Ticket, ticket: Ticket) -> bool:
+        """Say whether `waiting`, not to be passed, could use each node of the other. False: perhaps."""
+        if waiting.size_class is not None and waiting.size_class != ticket.size_class:
+            return False
+        pools = self._pools
+        pool = pools.get((waiting.request.model, waiting.tier))
+        return (
+            pool is not None
+            and pool is pools.get((ticket.request.model, ticket.tier))
+            and waiting.tokens <= int(pool.least_budget() * self._ratio(waiting))
+        )
 
     def _may_take(
         self, book: NodeBudget, ticket: Ticket, keep_free: Sequence[Ticket], avoid: tuple[str, ...]
@@ -263,8 +306,7 @@ def _rank(ranked: tuple[int, str]) -> int:
 
 
 def _load(book: NodeBudget) -> float:
-    """Requests in the engine, others' and ours, per token of budget: big nodes carry more."""
-    return (book.others_requests + book.requests) * book.per_token
+    return book.load  # big nodes carry more
 
 
 def _room(book: NodeBudget) -> int:
