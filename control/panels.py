@@ -8,9 +8,10 @@ zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,6 @@ from sqlalchemy.orm import Session
 from control.queries_fleet import aligned, bucket_length, scrape_period_s
 from control.queries_history import level_of
 from control.rollup_due import WIDTH
-from control.tables import NodeRow
 from control.tables_rollup import ENGINE, TABLES, Level
 from fleet.errors import InvalidInput
 
@@ -34,6 +34,15 @@ from fleet.errors import InvalidInput
 _ARRAY_HEADER_BYTES = 20
 _ELEMENT = np.dtype([("size", ">i4"), ("value", ">f8")])
 _FLOAT8_ARRAY_OID = 1022
+_INSTANT = np.dtype([("size", ">i4"), ("us", ">i8")])  # since the start of 2000
+_INSTANT_ARRAY_OID = 1185
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+#: Share of a bucket by which a round may be early and still is of it.
+_EARLY = 0.001
+#: Arrays of two processes are packed and unpacked between them, which costs more than it saves; and what
+#: grows over 4 MB would go through a file.
+_PLAN = {"max_parallel_workers_per_gather": "0", "work_mem": "64MB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +117,12 @@ def node_panel(
     width_s = scrape_period_s(session) if is_raw else WIDTH[level].total_seconds()
     since = aligned(since, width_s)
     bucket = timedelta(seconds=width_s) if is_raw else bucket_length(since, until, width_s, max_points)
-    names = list(session.scalars(select(NodeRow.name).order_by(NodeRow.name)))
     is_single = is_raw or (
         bucket.total_seconds() == width_s and not _has_variants(session, level, since, until)
     )
     query = _query([_COLUMNS[name] for name in columns], level, since, until, bucket, is_single=is_single)
-    rows = _arrays(session, query, 2 + len(columns))
-    return _panel(names, list(columns), rows, level, since, until, bucket)
+    rows = sorted(_arrays(session, query), key=attrgetter("node"))
+    return _panel(columns, rows, level, since, until, bucket)
 
 
 def _has_variants(session: Session, level: Level, since: datetime, until: datetime) -> bool:
@@ -133,60 +141,78 @@ def _query(
     *,
     is_single: bool,
 ) -> sql.Composed:
-    """Return SELECT of a node's number, name, and arrays over its engines' instants: instants, values."""
+    """Return SELECT of a node's name and arrays over its engines' instants: times, then each column."""
     is_raw = level is Level.RAW
     values = [c.raw if is_raw else c.one if is_single else c.rolled for c in columns]
     listed = [f"coalesce(({value})::float8, 'NaN') AS v{i}" for i, value in enumerate(values)]
     name, where = ("node", "") if is_raw else ("name", "AND r.scope = 'engine'")
     groups = "" if is_single else "GROUP BY 1, r.engine, 2"
-    instant = "floor((date_part('epoch', r.at) - {start}) / {step} + 0.001)"
+    instant = "r.at" if is_single else "date_bin({bucket}, r.at, {since})"
     engines = (
         f"SELECT r.{name} AS node, {instant} AS instant, {', '.join(listed)} "  # noqa: S608 # constants
         f"FROM {ENGINE.table(level)} AS r WHERE r.at >= {{since}} AND r.at < {{until}} {where} {groups}"
     )
     arrays = ", ".join(f"array_agg(v{i})" for i in range(len(values)))
-    numbers = "SELECT name, row_number() OVER (ORDER BY name) - 1 AS number FROM node"
-    text = (
-        f"SELECT n.number::float8, e.* FROM (SELECT node, array_agg(instant), {arrays} "  # noqa: S608 # constants
-        f"FROM ({engines}) AS every GROUP BY node) AS e JOIN ({numbers}) AS n ON n.name = e.node"
-    )
+    text = f"SELECT node, array_agg(instant), {arrays} FROM ({engines}) AS every GROUP BY node"  # noqa: S608
     return sql.SQL(text).format(  # pyright: ignore[reportArgumentType] # put together from constants
-        start=sql.Literal(since.timestamp()),
-        step=sql.Literal(bucket.total_seconds()),
-        since=sql.Literal(since),
-        until=sql.Literal(until),
+        bucket=sql.Literal(bucket), since=sql.Literal(since), until=sql.Literal(until)
     )
 
 
-class _AsNumpy(Loader):
-    """Loads a float8[] without NULLs as an array that shares the answer's bytes."""
+class _Values(Loader):
+    """Loads a float8[] without NULLs, as it comes, into one array."""
 
     format = Format.BINARY
 
     def load(self, data: Buffer) -> NDArray[np.float64]:
-        values = np.frombuffer(bytes(data), _ELEMENT, offset=_ARRAY_HEADER_BYTES)["value"]
-        return values.astype(np.float64)
+        return np.frombuffer(bytes(data), _ELEMENT, offset=_ARRAY_HEADER_BYTES)["value"]
 
 
-def _arrays(session: Session, query: sql.Composed, width: int) -> NDArray[np.float64]:
-    """Return `width` values for each engine and instant: node's number, instant's number, columns."""
+class _Instants(Loader):
+    """Loads a timestamptz[] without NULLs as microseconds since the start of 2000."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> NDArray[np.int64]:
+        return np.frombuffer(bytes(data), _INSTANT, offset=_ARRAY_HEADER_BYTES)["us"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one node: when, and each column's values."""
+
+    node: str
+    us: NDArray[np.int64]
+    values: list[NDArray[np.float64]]
+
+
+def _arrays(session: Session, query: sql.Composed) -> list[_Rows]:
+    """Return what `query` answers. The session's transaction plans other statements as before."""
     connection = session.connection().connection.driver_connection
     if not isinstance(connection, psycopg.Connection):
         raise TypeError(f"numpy needs psycopg's arrays, not {type(connection).__name__}")
     raw = cast("psycopg.Connection[Any]", connection)
+    before = _planned(raw, _PLAN)
     with raw.cursor(binary=True) as cursor:
-        cursor.adapters.register_loader(_FLOAT8_ARRAY_OID, _AsNumpy)
-        parts = [
-            np.vstack([np.full(len(columns[0]), number), *columns])
-            for number, _, *columns in cursor.execute(query)
-        ]
-    return np.hstack(parts).T if parts else np.empty((0, width))
+        cursor.adapters.register_loader(_FLOAT8_ARRAY_OID, _Values)
+        cursor.adapters.register_loader(_INSTANT_ARRAY_OID, _Instants)
+        found = [_Rows(node, us, values) for node, us, *values in cursor.execute(query)]
+    _planned(raw, before)
+    return found
+
+
+def _planned(connection: psycopg.Connection[Any], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Set settings until the transaction ends and return what they were."""
+    were = ", ".join("current_setting(%s)" for _ in wanted)
+    sets = ", ".join("set_config(%s, %s, true)" for _ in wanted)
+    before = connection.execute(f"SELECT {were}", list(wanted)).fetchone()  # pyright: ignore[reportArgumentType, reportCallIssue] # constants
+    connection.execute(f"SELECT {sets}", [each for pair in wanted.items() for each in pair])  # pyright: ignore[reportArgumentType, reportCallIssue] # constants
+    return dict(zip(wanted, before or (), strict=True))
 
 
 def _panel(
-    names: list[str],
-    columns: list[str],
-    rows: NDArray[np.float64],
+    columns: Sequence[str],
+    rows: Sequence[_Rows],
     level: Level,
     since: datetime,
     until: datetime,
@@ -194,19 +220,19 @@ def _panel(
 ) -> Panel:
     """Add engines up to nodes. A node with fewer engines than at other instants is not known there."""
     instants = max(0, -(-(until - since) // bucket))
-    node, instant = rows[:, 0].astype(np.intp), np.rint(rows[:, 1]).astype(np.intp)
-    shape = (len(names), instants)
-    place = node * instants + instant
-    engines = np.bincount(place, minlength=len(names) * instants).reshape(shape)
-    most = engines.max(axis=1, initial=0)
-    is_partial = engines < most[:, None]
-    values: dict[str, NDArray[np.float64]] = {}
-    present = np.flatnonzero(most)
-    for index, name in enumerate(columns):
-        added = np.bincount(place, rows[:, 2 + index], minlength=len(names) * instants)
-        total = added.astype(np.float64).reshape(shape)
-        if _COLUMNS[name].is_mean:
-            total /= np.maximum(engines, 1)
-        total[is_partial] = np.nan
-        values[name] = total[present]
-    return Panel(tuple(names[i] for i in present), since, bucket, level, values)
+    start_us, step_us = (since - _EPOCH) // _MICROSECOND, bucket / _MICROSECOND
+    values = {name: np.full((len(rows), instants), np.nan) for name in columns}
+    for number, each in enumerate(rows):
+        place = np.minimum(((each.us - start_us) / step_us + _EARLY).astype(np.intp), instants - 1)
+        engines = np.bincount(place, minlength=instants)
+        most = engines.max(initial=0)
+        for name, given in zip(columns, each.values, strict=True):
+            line = values[name][number]
+            if most == 1:
+                line[place] = given
+                continue
+            line[:] = np.bincount(place, given, minlength=instants)
+            if _COLUMNS[name].is_mean:
+                line /= np.maximum(engines, 1)
+            line[engines < most] = np.nan
+    return Panel(tuple(each.node for each in rows), since, bucket, level, values)

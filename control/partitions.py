@@ -28,6 +28,8 @@ PARTITION_LOCK = 7_266_473_003
 #: Plain tables as old as the minutes, each by its `at`.
 TRIMMED = ("scrape_failure", "round", "sign_in_failure", "gpu_sample", "alert_notice")
 TRIM_BATCH = 20_000
+#: Share of new rows at which Postgres marks pages as seen by all: what is not is read from the wide rows.
+VACUUMED_AT = 0.02
 _NAME = re.compile(r"_(\d{4})(\d{2})(\d{2})$")
 _ABOVE = {Level.RAW: Level.MINUTE, Level.MINUTE: Level.HOUR}
 
@@ -104,7 +106,12 @@ def _midnight(day: date) -> datetime:
 def _make(session: Session, table: str, name: str, first: date, last: date, *, has_default: bool) -> None:
     """Create the table aside, take over misplaced rows, attach it: works with and without such rows."""
     start, end = _midnight(first), _midnight(last)
-    session.execute(text(f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"))
+    session.execute(
+        text(
+            f"CREATE TABLE {name} (LIKE {table} INCLUDING DEFAULTS INCLUDING CONSTRAINTS) "
+            f"WITH (autovacuum_vacuum_insert_scale_factor = {VACUUMED_AT})"
+        )
+    )
     if has_default:
         moved = (
             f"WITH moved AS (DELETE FROM {table}_default WHERE at >= :start AND at < :end RETURNING *) "  # noqa: S608 # constants

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
+import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from control.database import session_scope
 from control.gateway_scrape import FlowWindow
-from control.panels import COLUMNS, node_panel
+from control.panels import _COLUMNS, COLUMNS, _query, node_panel
 from control.partitions import Retention, drop_old, make_partitions
 from control.queries_gateway_traffic import traffic_by_tenant
 from control.queries_history import health_history, latency_history, latency_timeline
@@ -257,3 +260,21 @@ def test_a_node_of_which_an_engine_did_not_say_is_not_known(session: Session):
     assert math.isnan(panel.values["completed_rate"][0][3])  # the second engine did not say
     with pytest.raises(InvalidInput, match="nonsense"):
         node_panel(session, ["nonsense"], T0, end())
+
+
+def test_a_panel_of_rounds_needs_nothing_but_the_index(session: Session):
+    # what the index does not carry costs a page of wide rows for each value
+    query = _query(list(_COLUMNS.values()), Level.RAW, T0, end(), timedelta(minutes=1), is_single=True)
+    raw = cast("psycopg.Connection", session.connection().connection.driver_connection)
+    raw.execute("SET LOCAL enable_seqscan = off")
+    raw.execute("SET LOCAL enable_bitmapscan = off")
+    plan = "\n".join(line for (line,) in raw.execute(sql.SQL("EXPLAIN ") + query))
+    assert "Index Only Scan" in plan
+    assert "Seq Scan" not in plan
+
+
+def test_a_panel_leaves_the_plans_of_other_statements_alone(session: Session):
+    asked = "SELECT current_setting('work_mem'), current_setting('max_parallel_workers_per_gather')"
+    before = session.execute(text(asked)).one()
+    node_panel(session, ["running"], T0, end(), level=Level.RAW)
+    assert session.execute(text(asked)).one() == before
