@@ -24,7 +24,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from control import api_alerts, api_nodes, commands_policy, month_close, queries_policy, queries_rho
+from control import (
+    api_alerts,
+    api_finance,
+    api_nodes,
+    commands_policy,
+    month_close,
+    queries_policy,
+    queries_rho,
+)
 from control.api_calls import Call
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
@@ -99,7 +107,7 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/months", _months, Scope.SPEND_READ),
         *(
             route(call.path, _called(call), call.scope, call.method)
-            for call in (*api_alerts.CALLS, *api_nodes.CALLS)
+            for call in (*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS)
         ),
     ]
     app = Starlette(
@@ -261,6 +269,7 @@ def _called(call: Call) -> Work:
             query=asked.request.query_params,
             body=asked.body,
             key=asked.idempotency_key,
+            zone=deps.zone,
         )
         return _json(answer, call.code)
 

@@ -7,9 +7,10 @@ description of calls that is not the one that answers, and a write that happens 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.orm import Session
@@ -42,6 +43,7 @@ class Asked:
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Any = None
+    zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))  # the declared one, which cuts months
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Call:
     code: int = 200
     reads: Scope = Scope.ALERTS_READ
     writes: Scope = Scope.ALERTS_WRITE
+    query: Mapping[str, str] = field(default_factory=dict[str, str])  # what may be asked, and what it means
 
     @property
     def scope(self) -> Scope:
@@ -71,10 +74,11 @@ class Call:
         query: Mapping[str, str],
         body: bytes,
         key: str | None,
+        zone: ZoneInfo,
     ) -> dict[str, Any]:
         """Carry the call out once for `key` and return what it answers. Raises what its command raises."""
         model = None if self.body is None else _parsed(self.body, body)
-        asked = Asked(session, now, actor, path, query, model)
+        asked = Asked(session, now, actor, path, query, model, zone)
         if self.method == "GET":
             return self.run(asked)
         action = f"{self.method} {self.path}"
@@ -114,6 +118,10 @@ def described(calls: Iterable[Call], operation: Callable[..., dict[str, Any]]) -
             body=None if schema is None else schema["properties"],
             required=None if schema is None else schema.get("required"),
         )
+        given += [
+            {"name": name, "in": "query", "schema": {"type": "string"}, "description": meaning}
+            for name, meaning in call.query.items()
+        ]
         made["parameters"] = [*given, *made.get("parameters", ())]
         paths.setdefault(call.path, {})[call.method.lower()] = made
     return paths

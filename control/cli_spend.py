@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
+from control import cli_spend_days
 from control import prices as price_book
 from control.cli_session import me, transaction
 from control.exports import Export, status_of
@@ -41,6 +42,9 @@ def _month(name: str | None) -> MonthSpend:
 @click.group()
 def spend() -> None:
     """Show and export a month's spend."""
+
+
+spend.add_command(cli_spend_days.days)
 
 
 @spend.command()

@@ -152,6 +152,17 @@ def use(session: Session, month: Month, rule: Rule) -> list[Use]:
     ]
 
 
+def node_seconds(session: Session, month: Month) -> dict[tuple[str, str, datetime], Decimal]:
+    """Return observed node-seconds of `month` by pool, price class and quarter-hour."""
+    n = NodeQuarterRow
+    rows = session.execute(
+        select(n.pool, n.price_class, n.quarter, func.sum(n.up_s))
+        .where(n.quarter >= month.start, n.quarter < month.end)
+        .group_by(n.pool, n.price_class, n.quarter)
+    )
+    return {(pool, price_class, quarter): up_s for pool, price_class, quarter, up_s in rows}
+
+
 def _kv_token_s(session: Session, month: Month) -> dict[Key, Decimal]:
     """Return KV-token-seconds: each request held its prompt all the time and half its answer on average."""
     u = UsageRecordRow
@@ -168,15 +179,9 @@ def _kv_token_s(session: Session, month: Month) -> dict[Key, Decimal]:
 
 def _costs(session: Session, month: Month, now: datetime) -> tuple[list[NodeTime], list[Charge]]:
     known = prices(session)
-    n = NodeQuarterRow
-    rows = session.execute(
-        select(n.pool, n.price_class, n.quarter, func.sum(n.up_s))
-        .where(n.quarter >= month.start, n.quarter < month.end)
-        .group_by(n.pool, n.price_class, n.quarter)
-    )
     reserved: dict[tuple[str, datetime], Decimal] = {}
     others: dict[tuple[str, str, datetime], Decimal] = {}
-    for pool, price_class, quarter, up_s in rows:
+    for (pool, price_class, quarter), up_s in node_seconds(session, month).items():
         if price_class == "reserved":
             reserved[pool, quarter] = up_s
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from control import api_alerts, api_nodes
+from control import api_alerts, api_finance, api_nodes
 from control.api_calls import described
 from control.tokens import Scope
 from fleet.policy import Policy
@@ -164,7 +164,7 @@ def document() -> dict[str, Any]:
                     _json("Months", _OBJECT),
                 )
             },
-            **described((*api_alerts.CALLS, *api_nodes.CALLS), _operation),
+            **described((*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS), _operation),
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

@@ -1,0 +1,150 @@
+"""Spend by day and by range, from the same books and the same cents as the month: there is one function.
+
+Days are those of the declared time zone unless another is asked for; either way they sum to the range's
+total, and the days of a month to the month's. USD as `Decimal`. Prevents: a page, a command and the API
+that each add days up in their own way.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from sqlalchemy.orm import Session
+
+from control import month_inputs
+from control.prices import in_force, prices
+from control.queries_spend import first_observed, month_spend
+from fleet.day_totals import DayTotals, Slice, day_totals, in_cents, quarter_costs, span_of
+from fleet.errors import InvalidInput
+from fleet.months import QUARTER, Month, month_at, month_of
+
+
+def spend_slices(
+    session: Session, start: datetime, end: datetime, *, zone: ZoneInfo, now: datetime
+) -> list[Slice]:
+    """Return cents by part and quarter-hour of [start, end). `zone` is the declared one: it cuts months."""
+    found: list[Slice] = []
+    at = month_at(start, zone)
+    while at.start < min(end, now):
+        found += [each for each in _month_slices(session, at, zone, now) if start <= each.at < end]
+        at = month_at(at.end, zone)
+    return found
+
+
+def month_days(
+    session: Session, name: str, *, zone: ZoneInfo, now: datetime, cut: ZoneInfo | None = None
+) -> DayTotals:
+    """Return the days of month `name`; they sum to the month's total. `cut`: at another zone's midnight.
+
+    Days before the first record and after today are left out. Raises as `month_spend` does.
+    """
+    month = month_of(name, zone)
+    slices = _month_slices(session, month, zone, now)
+    return day_totals(slices, *_recorded(session, slices, month.start, month.end, now), cut or zone)
+
+
+def range_days(
+    session: Session,
+    first: date,
+    last: date,
+    *,
+    zone: ZoneInfo,
+    now: datetime,
+    cut: ZoneInfo | None = None,
+) -> DayTotals:
+    """Return the days `first` to `last` of the declared zone, both included, over months.
+
+    `cut` only moves the midnights between them: the sum stays. Raises InvalidInput for a bad range.
+    """
+    start, end = span_of(first, last, zone)
+    slices = spend_slices(session, start, end, zone=zone, now=now)
+    return day_totals(slices, *_recorded(session, slices, start, end, now), cut or zone)
+
+
+def asked_days(
+    session: Session,
+    *,
+    month: str | None,
+    first: str | None,
+    last: str | None,
+    cut: str | None,
+    zone: ZoneInfo,
+    now: datetime,
+) -> DayTotals:
+    """Return the days a command or call asked for: a month, or a range of dates written as 2026-11-30.
+
+    Without either: the running month. Raises InvalidInput naming the field.
+    """
+    other = None if not cut else zone_named(cut)
+    if first is None and last is None:
+        return month_days(session, month or month_at(now, zone).name, zone=zone, now=now, cut=other)
+    if month is not None or first is None or last is None:
+        raise InvalidInput(
+            "a range needs both its ends and no month", hint="Give from and to", field="from"
+        )
+    return range_days(session, _date(first, "from"), _date(last, "to"), zone=zone, now=now, cut=other)
+
+
+def as_json(found: DayTotals, zone: ZoneInfo) -> dict[str, Any]:
+    """Return days for JSON; amounts as text, so that none is rounded."""
+    return {
+        "declared_time_zone": zone.key,
+        "days_cut_in": found.zone,
+        "from": found.start.isoformat(),
+        "until": found.end.isoformat(),
+        "total_usd": f"{found.total_usd:.2f}",
+        "days": [
+            {
+                "day": day.day.isoformat(),
+                "total_usd": f"{day.total_usd:.2f}",
+                "nodes_usd": f"{day.nodes_usd:.2f}",
+                "charges_usd": f"{day.charges_usd:.2f}",
+                "adjustments_usd": f"{day.adjustments_usd:.2f}",
+                "node_hours": f"{day.node_hours:.6f}",
+                "unpriced_node_hours": f"{day.unpriced_hours:.6f}",
+            }
+            for day in found.days
+        ],
+    }
+
+
+def zone_named(name: str, field: str = "zone") -> ZoneInfo:
+    """Return the time zone called `name`. Raises InvalidInput for one this machine has no data of."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise InvalidInput(
+            f"{name[:60]!r} is not a time zone", hint="Write it as Europe/Berlin", field=field
+        ) from exc
+
+
+def _date(text: str, field: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidInput(
+            f"{text[:40]!r} is not a day", hint="Write it as 2026-11-30", field=field
+        ) from exc
+
+
+def _month_slices(session: Session, month: Month, zone: ZoneInfo, now: datetime) -> list[Slice]:
+    spend = month_spend(session, month.name, zone=zone, now=now)
+    node_s = month_inputs.node_seconds(session, month)
+    known = prices(session)
+    priced = {(pool, kind, at): in_force(known, kind, pool, at) for pool, kind, at in node_s}
+    costs = quarter_costs(node_s, priced, month_inputs.commitments(session), month, now)
+    return in_cents(spend, costs)
+
+
+def _recorded(
+    session: Session, slices: list[Slice], start: datetime, end: datetime, now: datetime
+) -> tuple[datetime, datetime]:
+    """Return the part of [start, end) that anything is known of: days outside it are not shown as 0."""
+    times = [each.at for each in slices]
+    first = first_observed(session)
+    if first is not None:
+        times.append(first)
+    known = max(start, min(times, default=end))
+    return min(known, end), min(end, max([now, *(each.at + QUARTER for each in slices)]))
