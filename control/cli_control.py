@@ -8,12 +8,12 @@ wrong schema, and one that is alive but does nothing without anybody being able 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from zoneinfo import ZoneInfo
 
 import click
@@ -35,9 +35,9 @@ from control.jobs import Controller, Loop, Step
 from control.observer import Observer
 from control.own_metrics import ControlMetrics
 from control.partitions import Retention
-from control.queries_spend import spend_by_tenant
 from control.scrape import Scraper
 from control.settings import Settings, load_settings
+from control.spend_to_date import SpendToDate
 from fleet import logs
 from fleet.clock import Clock, SystemClock
 from fleet.errors import InvalidInput
@@ -80,6 +80,8 @@ async def _run(settings: Settings, engine: Engine, clock: Clock) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, loop.stop)
         server = await serve_own_pages(metrics, loop, settings.control_host, settings.control_port)
+        gc.collect()
+        gc.freeze()  # what was loaded at the start stays: looking through it would hold up every push
         try:
             await loop.run()
         finally:
@@ -111,7 +113,7 @@ def _controller(
         leadership=Leadership(owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"),
         http=lambda: admin,
         admin_token=token.get_secret_value(),
-        spend=partial(spend_by_tenant, zone=ZoneInfo(settings.finance_timezone)),
+        spend=SpendToDate(ZoneInfo(settings.finance_timezone)),
         verdict=verdict,
         lease_ttl_s=settings.lease_ttl_s,
         lease_margin_s=min(2.0, settings.lease_ttl_s / 4),

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from control.fetch import is_allowed
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
-from fleet.messages import MAX_COUNTER, Assignment, GatewayStatus, UsageAck, UsagePage
+from fleet.messages import MAX_COUNTER, GatewayStatus, UsageAck, UsagePage
 
 MAX_ANSWER_BYTES = 4_000_000
 MAX_SHOWN_CHARACTERS = 500
@@ -71,33 +71,26 @@ async def status(
 
 
 async def push(
-    http: aiohttp.ClientSession, url: str, assignment: Assignment, *, token: str, deadline_s: float
+    http: aiohttp.ClientSession, name: str, url: str, body: bytes, *, token: str, deadline_s: float
 ) -> GatewayStatus:
-    """Send `assignment` and return the status it led to.
+    """Send gateway `name` at `url` its assignment, JSON as `Target.body` has it; return what it led to.
 
     Raises StaleAssignment if the gateway holds something newer, InvalidPolicy with the JSON pointer if it
     refuses the content, Unavailable if the outcome is unknown (sending again is harmless), Forbidden.
     """
-    name = assignment.gateway
-    code, body = await _call(
-        http,
-        "PUT",
-        f"{url}/admin/assignment",
-        token=token,
-        deadline_s=deadline_s,
-        data=assignment.model_dump_json(by_alias=True).encode(),
-    )
+    target = f"{url}/admin/assignment"
+    code, answer = await _call(http, "PUT", target, token=token, deadline_s=deadline_s, data=body)
     if code == 200:
-        return _checked(name, body)
-    message, pointer = _said(body)
+        return _checked(name, answer)
+    message, pointer = _said(answer)
     if code == 409:
         raise StaleAssignment(
-            f"gateway {name} refused ({assignment.epoch}, {assignment.generation}): {message}",
+            f"gateway {name} refused the assignment as stale: {message}",
             hint="Something newer was sent meanwhile; nothing to do",
         )
     if code == 422:
         raise InvalidPolicy(message or "refused without a reason", field=pointer)
-    raise _unexpected(name, code, body)
+    raise _unexpected(name, code, answer)
 
 
 async def usage(

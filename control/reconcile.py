@@ -17,13 +17,14 @@ from datetime import datetime, timedelta
 
 from pydantic import TypeAdapter, ValidationError
 
-from control import assignments, gateways, reconcile_store
+from control import assignments, gateways, reconcile_store, reconcile_turns
+from control.assignments import Target
 from control.conditions import Desired, Known, Refusal, after_answer, after_silence, holds, settled
 from control.deps import Deps
 from control.lease import LeaseLost
 from control.reconcile_store import Ack, Place
 from fleet.errors import FleetError, InvalidPolicy, StaleAssignment, Unavailable
-from fleet.messages import MAX_COUNTER, Assignment, GatewayStatus, TenantShare
+from fleet.messages import MAX_COUNTER, GatewayStatus, TenantShare
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +63,11 @@ def plan(places: Sequence[Place], answers: Mapping[str, Answer], epoch: int) -> 
     desired: dict[str, Desired] = {}
     pushes: list[str] = []
     for place in places:
-        if place.target is None or place.digest is None:
+        if place.target is None:
             continue
         status = said.get(place.name)
         generation = generations[place.name] if generations[place.name] <= HIGHEST_OVERTAKEN else 1
-        wanted = Desired(place.target.revision, led, generation, place.digest)
+        wanted = Desired(place.target.assignment.revision, led, generation, place.target.digest)
         desired[place.name] = wanted
         if status is not None and _needs_push(place, status, wanted):
             pushes.append(place.name)
@@ -122,7 +123,7 @@ async def tick(deps: Deps) -> str:
 
 def summary(places: Iterable[Place], known: Mapping[str, Known]) -> str:
     """Return one line: revisions on their way, and how many gateways are in each condition."""
-    revisions = sorted({place.target.revision for place in places if place.target is not None})
+    revisions = sorted({place.target.assignment.revision for place in places if place.target is not None})
     counts = Counter(state.condition for state in known.values())
     others = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if name != "converged")
     numbers = " and ".join(str(number) for number in revisions) or "none"
@@ -139,9 +140,8 @@ def _adopt(deps: Deps, epoch: int, decided: Plan) -> None:
 
 
 async def _ask(deps: Deps, places: Sequence[Place], epoch: int) -> dict[str, Answer]:
-    """Read the status of every gateway that is due, side by side."""
-    now = deps.clock.now()
-    due = [place for place in places if place.known.retry_at is None or place.known.retry_at <= now]
+    """Read the status of every gateway whose turn it is, side by side."""
+    due = reconcile_turns.due(places, epoch, deps.clock.now())
     answers = await asyncio.gather(*(_ask_one(deps, place, epoch) for place in due))
     return {place.name: answer for place, answer in zip(due, answers, strict=True)}
 
@@ -167,8 +167,10 @@ async def _push(
 
     What has to wait for a gateway that did not confirm is left for a later pass.
     """
+    if not decided.pushes:
+        return {}
     sendable = {place.name: (place.url, place.target) for place in places if place.target is not None}
-    targets = {name: target.shares for name, (_url, target) in sendable.items()}
+    targets = {name: target.assignment.shares for name, (_url, target) in sendable.items()}
     held = {place.name: _held(deps, place, answers.get(place.name)) for place in places}
     results: dict[str, Answer] = {}
     left = set(decided.pushes)
@@ -204,16 +206,17 @@ def _held(deps: Deps, place: Place, answer: Answer | None) -> Mapping[str, Tenan
         return {}
 
 
-async def _push_one(deps: Deps, url: str, target: Assignment, wanted: Desired) -> Answer:
-    sent = assignments.stamp(target, epoch=wanted.epoch, generation=wanted.generation)
+async def _push_one(deps: Deps, url: str, target: Target, wanted: Desired) -> Answer:
+    name = target.assignment.gateway
+    body = target.body(epoch=wanted.epoch, generation=wanted.generation)
     try:
         return await gateways.push(
-            deps.http(), url, sent, token=deps.admin_token, deadline_s=deps.call_deadline_s
+            deps.http(), name, url, body, token=deps.admin_token, deadline_s=deps.call_deadline_s
         )
     except StaleAssignment as exc:  # somebody newer was there: the lease, asked next, says whether we lead
         log.warning(
             "push refused as stale",
-            extra={"gateway": sent.gateway, "epoch": wanted.epoch, "generation": wanted.generation},
+            extra={"gateway": name, "epoch": wanted.epoch, "generation": wanted.generation},
         )
         return exc
     except FleetError as exc:
@@ -234,6 +237,9 @@ def _fold(
     for place in places:
         wanted = decided.desired.get(place.name)
         before = place.known
+        if place.name not in answers and reconcile_turns.is_settled(place, wanted.epoch if wanted else 0):
+            known[place.name] = before  # it was not its turn, and nothing else is wanted of it
+            continue
         if wanted is not None and wanted.generation != place.generation:
             before = replace(before, acked_at=None)  # it confirmed something that is desired no more
         looked = _look(deps, before, answers.get(place.name), place, now)

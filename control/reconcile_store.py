@@ -33,13 +33,13 @@ from control.tables import (
     TenantKeyRow,
 )
 from fleet.errors import InvalidPolicy
-from fleet.messages import Assignment, Credential, NodeTarget
+from fleet.messages import Credential, NodeTarget
 from fleet.policy import Policy
 
 log = logging.getLogger(__name__)
 
 #: That a gateway still is as it was is written this often, seconds; pages doubt it after ten times as long.
-CONFIRMED_EVERY_S = 3.0
+CONFIRMED_EVERY_S = 2.5
 _KNOWN = tuple(part.name for part in fields(Known))
 
 
@@ -49,13 +49,17 @@ class Place:
 
     name: str
     url: str
-    target: Assignment | None
-    digest: str | None  # of the target
+    target: Target | None
     refusal: Refusal | None
     refused_revision: int | None
     generation: int | None  # last given to this gateway
     given_digest: str | None  # of that generation
     known: Known
+
+    @property
+    def digest(self) -> str | None:
+        """Return the digest of the target; None without one."""
+        return None if self.target is None else self.target.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def store_generations(
                 "generation": wanted.generation,
                 "revision": wanted.revision,
                 "digest": wanted.digest,
-                "document": assignments.content(place.target),
+                "document": assignments.content(place.target.assignment),
                 "updated_at": now,
             }
             for place in places
@@ -115,10 +119,13 @@ def news(places: Sequence[Place], known: Mapping[str, Known]) -> dict[str, Known
     Figures of load in a status move all the time; by themselves they wait for the next confirmation.
     """
     return {
-        place.name: known[place.name]
+        place.name: after
         for place in places
-        if not _is_same(place.known, known[place.name])
-        or _seconds(place.known.tried_at, known[place.name].tried_at) >= CONFIRMED_EVERY_S
+        if (after := known[place.name]) is not place.known
+        and (
+            not _is_same(place.known, after)
+            or _seconds(place.known.tried_at, after.tried_at) >= CONFIRMED_EVERY_S
+        )
     }
 
 
@@ -183,7 +190,9 @@ def _observe(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 def _places(session: Session, deps: Deps, now: datetime) -> list[Place]:
     g, a, o = GatewayRow, AssignmentRow, GatewayObservedRow
     rows = session.execute(
-        select(g.name, g.base_url, a.generation, a.digest, o)
+        select(
+            g.name, g.base_url, a.generation, a.digest, o.gateway, *(getattr(o, part) for part in _KNOWN)
+        )
         .outerjoin(a, a.gateway == g.name)
         .outerjoin(o, o.gateway == g.name)
         .where(g.state == "active")
@@ -194,8 +203,8 @@ def _places(session: Session, deps: Deps, now: datetime) -> list[Place]:
     wanted = {name: rollout.revision_for(name) if rollout else None for name in names}
     built = _built(session, deps, now, {number for number in wanted.values() if number is not None}, names)
     return [
-        _place(row.name, row.base_url, built, wanted[row.name], row.generation, row.digest, row[4])
-        for row in rows
+        _place(name, url, built, wanted[name], generation, digest, Known(*parts) if seen else Known())
+        for name, url, generation, digest, seen, *parts in rows
     ]
 
 
@@ -206,20 +215,19 @@ def _place(
     wanted: int | None,
     generation: int | None,
     given_digest: str | None,
-    seen: GatewayObservedRow | None,
+    known: Known,
 ) -> Place:
     made = built[wanted] if wanted is not None else None
     target = made[name] if isinstance(made, dict) else None
     return Place(
         name=name,
         url=url,
-        target=target.assignment if target else None,
-        digest=target.digest if target else None,
+        target=target,
         refusal=made if isinstance(made, Refusal) else None,
         refused_revision=wanted if isinstance(made, Refusal) else None,
         generation=generation,
         given_digest=given_digest,
-        known=Known(**{part: getattr(seen, part) for part in _KNOWN}) if seen else Known(),
+        known=known,
     )
 
 
@@ -230,7 +238,6 @@ def _built(
     if not numbers:
         return {}
     nodes, keys = _nodes(session), _credentials(session)
-    spent = deps.spend(session, now)
     built: dict[int, dict[str, Target] | Refusal] = {}
     for number in sorted(numbers):
         found = queries_policy.revision(session, number)
@@ -240,14 +247,22 @@ def _built(
             message = f"the controller does not send revision {number}: {exc.message}"
             built[number] = Refusal(None, message, exc.field)
             continue
-        over = [name for name in policy.tenants if _is_over(policy, name, spent)]
+        over = _over_budget(session, deps, now, policy)
         built[number] = deps.targets.of(policy, number, names, nodes, keys, over)
     return built
 
 
-def _is_over(policy: Policy, tenant: str, spent: Mapping[str, Any]) -> bool:
-    budget = policy.tenants[tenant].monthly_budget_usd
-    return budget is not None and spent.get(tenant, 0) >= budget
+def _over_budget(session: Session, deps: Deps, now: datetime, policy: Policy) -> list[str]:
+    """Return the tenants that have spent their month's budget. Adds nothing up where nobody has one."""
+    budgets = {
+        name: tenant.monthly_budget_usd
+        for name, tenant in policy.tenants.items()
+        if tenant.monthly_budget_usd is not None
+    }
+    if not budgets:
+        return []
+    spent = deps.spend(session, now)
+    return [name for name, budget in budgets.items() if spent.get(name, 0) >= budget]
 
 
 def _nodes(session: Session) -> list[NodeTarget]:

@@ -574,8 +574,9 @@ def test_a_leader_that_lost_its_lease_writes_nothing_and_its_push_is_refused(
         assert held is not None
         assert held.epoch == old_epoch + 1  # the new leader taught its epoch at once
         late = held.model_copy(update={"epoch": old_epoch, "generation": held.generation + 5})
+        url, body = fleet.places["gw-1"].url, late.model_dump_json(by_alias=True).encode()
         with pytest.raises(StaleAssignment):
-            await gateways.push(fleet.http, fleet.places["gw-1"].url, late, token=TOKEN, deadline_s=60.0)
+            await gateways.push(fleet.http, "gw-1", url, body, token=TOKEN, deadline_s=60.0)
         fleet.publish(1, document(), strategy="all_at_once")
         assert (await reconcile.tick(deps)).startswith("stepped down")
         assert deps.leadership.current(fleet.clock) is None

@@ -11,9 +11,8 @@ import pytest
 from aiohttp import web
 
 from control import gateways
-from control.assignments import build, stamp
+from control.assignments import build, encode
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
-from fleet.messages import Assignment
 from fleet.policy import default_policy
 from tests import in_process
 from tests.small_gateway import TOKEN, SmallGateway
@@ -24,8 +23,9 @@ Call = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
 PATIENT_S, SHORT_S = 60.0, 0.5
 
 
-def assignment(gateway: str = "gw-1") -> Assignment:
-    return stamp(build(default_policy(), 1, [gateway], [], [], [])[gateway], epoch=3, generation=4)
+def assignment(gateway: str = "gw-1") -> bytes:
+    built = build(default_policy(), 1, [gateway], [], [], [])
+    return encode(built)[gateway].body(epoch=3, generation=4)
 
 
 async def status(http: aiohttp.ClientSession, url: str) -> None:
@@ -37,7 +37,7 @@ async def hurried_status(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def push(http: aiohttp.ClientSession, url: str) -> None:
-    await gateways.push(http, url, assignment(), token=TOKEN, deadline_s=PATIENT_S)
+    await gateways.push(http, "gw-1", url, assignment(), token=TOKEN, deadline_s=PATIENT_S)
 
 
 def problem_of(handler: Handler, call: Call = status) -> FleetError:
@@ -130,7 +130,7 @@ def answering(code: int, **body: str | None) -> Handler:
 def test_refusals_of_a_push_keep_their_meaning_and_pointer() -> None:
     stale = problem_of(answering(409, message="holds (4, 1)"), push)
     assert isinstance(stale, StaleAssignment)
-    assert stale.message == "gateway gw-1 refused (3, 4): holds (4, 1)"
+    assert stale.message == "gateway gw-1 refused the assignment as stale: holds (4, 1)"
     invalid = problem_of(answering(422, message="too many", field="/nodes/7"), push)
     assert isinstance(invalid, InvalidPolicy)
     assert (invalid.message, invalid.field) == ("too many", "/nodes/7")

@@ -23,6 +23,7 @@ from control.lease import take
 from control.prices import add_price
 from control.queries_spend import month_spend, months_with_data, spend_by_tenant
 from control.roles import Actor, Role
+from control.spend_to_date import KEPT, SpendToDate
 from control.tables import (
     GatewayRow,
     NodeQuarterRow,
@@ -457,3 +458,25 @@ def test_an_export_with_unpriced_time_is_refused_whole(session: Session) -> None
     spend = month_spend(session, "2026-03", zone=UTC_ZONE, now=NOON)
     with pytest.raises(Conflict, match=r"0\.25 node-hours of 2026-03 have no price"):
         spend_csv(spend, NOON)
+
+
+def test_spend_to_date_is_added_up_anew_in_time_and_at_the_turn_of_the_month(session: Session) -> None:
+    turn = datetime(2026, 4, 1, tzinfo=UTC)
+    before = turn - timedelta(seconds=2)
+    a_node(session)
+    priced(session, "28.00", datetime(2026, 1, 1, tzinfo=UTC))
+    quarter(session, turn - timedelta(minutes=15))
+    quarter(session, NOON)
+    store_use(session, record(1, at=NOON, engine_s=600.0))
+    spend = SpendToDate(UTC_ZONE)
+    first = spend(session, before - KEPT)["acme"]
+    assert first == spend_by_tenant(session, before - KEPT, zone=UTC_ZONE)["acme"] > 0
+    store_use(session, record(2, at=turn - timedelta(minutes=10), engine_s=900.0))
+    assert spend(session, before - timedelta(seconds=1))["acme"] == first  # kept for a while
+    assert spend(session, before)["acme"] > first
+    assert spend(session, turn) == {}  # two seconds on, and another month
+
+
+def store_use(session: Session, one: UsageRecord) -> None:
+    page = UsagePage(gateway="gw-1", spool="s", records=(one,), last_seq=one.seq)
+    assert usage.store_page(session, "gw-1", page, NOON) == 1

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.assignments import SPLIT_FIELDS, Targets, build, content, must_give_up, must_wait, stamp
+from control.assignments import SPLIT_FIELDS, Targets, build, content, encode, must_give_up, must_wait
 from fleet.errors import Conflict
 from fleet.messages import Assignment, Credential, NodeTarget, TenantShare, parse_assignment
-from fleet.policy import Policy, default_policy, parse
+from fleet.policy import Policy, canonical_json, default_policy, parse
 
 NODES = [
     NodeTarget(name=name, pool="main", base_url=f"http://{name}:8000", models=("m",))
@@ -51,12 +51,13 @@ def test_shares_add_up_to_the_quota(tokens: int, gateways: int) -> None:
 
 
 def test_a_gateway_reads_what_was_built_to_the_same_digest() -> None:
-    made = build(policy(601, "acme"), 3, ["gw-1", "gw-2"], NODES, KEYS, [])["gw-2"]
-    sent = stamp(made, epoch=4, generation=9)
-    read = parse_assignment(sent.model_dump_json(by_alias=True).encode())
-    assert read == sent
-    assert (read.epoch, read.generation) == (4, 9)
-    assert read.digest() == made.digest()
+    odd = NodeTarget(name="n3", pool="main", base_url="http://n3:8000", models=("zoë/\"x\\",))
+    built = build(policy(601, "acme", "b"), 3, ["gw-1", "gw-2"], [*NODES, odd], KEYS, [])
+    made, target = built["gw-2"], encode(built)["gw-2"]
+    read = parse_assignment(target.body(epoch=4, generation=9))
+    assert read == made.model_copy(update={"epoch": 4, "generation": 9})
+    assert target.digest == read.digest() == made.digest()
+    assert b"{" + b"".join(target.pieces) == canonical_json(content(made))
     stored = json.loads(json.dumps(content(made)))
     assert Assignment.model_validate(stored | {"epoch": 0, "generation": 1}).digest() == made.digest()
 
