@@ -44,6 +44,7 @@ class FlowState:
     length_s: float  # seconds that `time` and `ttft` cover of these ten minutes
     burns: dict[str, Burn] = field(default_factory=dict[str, Burn])
     good: GoodCount | None = None  # of the last hour
+    rho: float | None = None  # of the subject; of a tier the fleet's, whose capacity it shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class FlowBook:
             sum(m.covered_s for m in shown),
             burns if subject[0] != "pool" else {},
             kept.good(at_s, 3600.0),
+            _rho(subject, verdicts),
         )
 
     def _capacity(
@@ -188,6 +190,12 @@ class FlowBook:
         if subject[0] == "tier":
             return tiers[Tier(subject[1])].queue_timeout_s
         return sum(tiers[tier].weight / 100 * tiers[tier].queue_timeout_s for tier in TIERS)
+
+
+def _rho(subject: Subject, verdicts: dict[Subject, Verdict]) -> float | None:
+    """Return the rho of a subject's capacity; a tier has no capacity of its own."""
+    verdict = verdicts.get(("fleet", "") if subject[0] == "tier" else subject)
+    return None if verdict is None else verdict.health.rho.value
 
 
 def _has_times(minute: FlowMinute) -> bool:

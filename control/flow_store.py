@@ -130,6 +130,7 @@ def _detail(found: FlowState, signals: Sequence[FlowSignal]) -> dict[str, Any]:
             {"name": s.name, "is_raised": s.is_raised, "evidence": s.evidence} for s in state.signals
         ],
         "is_middle_still": state.is_middle_still,
+        "rho": found.rho,
         "stages": [] if newest is None else [asdict(s) | {"explained": s.explained} for s in newest.stages],
         "minute_ended_at": None if newest is None else newest.ended_at_s,
         "length_s": found.length_s,

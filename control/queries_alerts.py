@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from control.alert_rule_store import RuleView, rule_views
 from control.alert_silences import Silence, active_silences, silences, silencing
-from control.freshness import age_s
-from control.tables import AlertDeliveryRow, AlertNoticeRow, AlertRow, WebhookRow
+from control.freshness import age_s, stale_after_s
+from control.tables import AlertDeliveryRow, AlertNoticeRow, AlertRow, RoundRow, WebhookRow
 
 HISTORY = timedelta(days=7)
 MAX_HISTORY = 200
@@ -88,6 +88,7 @@ class AlertBook:
     rules: tuple[RuleView, ...]
     webhooks: tuple[WebhookView, ...]
     notices: tuple[NoticeView, ...]
+    unknown_since: datetime | None = None  # the newest round, if it is too old: nobody judges since
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class AlertCount:
 
     unresolved: int
     critical: int  # of them, critical ones nobody has acknowledged and no silence hides
+    unknown_since: datetime | None = None  # nobody judges since
 
 
 def alert_book(session: Session, now: datetime) -> AlertBook:
@@ -107,7 +109,22 @@ def alert_book(session: Session, now: datetime) -> AlertBook:
         rules=tuple(rule_views(session)),
         webhooks=tuple(webhook_views(session)),
         notices=tuple(notice_views(session)),
+        unknown_since=unknown_since(session, now),
     )
+
+
+def unknown_since(session: Session, now: datetime) -> datetime | None:
+    """Return when the last round was judged, if that is too long ago to speak of the present; else None.
+
+    Before the first round nothing was judged, and there is no alert to be in doubt of.
+    """
+    newest = session.execute(
+        select(RoundRow.at, RoundRow.period_s).order_by(RoundRow.at.desc()).limit(1)
+    ).first()
+    if newest is None:
+        return None
+    is_present = (age_s(newest.at, now) or 0.0) < stale_after_s(newest.period_s)
+    return None if is_present else newest.at
 
 
 def unresolved_alerts(session: Session, now: datetime) -> list[AlertEntry]:
@@ -141,7 +158,7 @@ def alert_count(session: Session, now: datetime) -> AlertCount:
         for row in rows
         if row.severity == "critical" and row.acknowledged_at is None and silencing(row, active) is None
     ]
-    return AlertCount(len(rows), len(critical))
+    return AlertCount(len(rows), len(critical), unknown_since(session, now))
 
 
 def _entry(row: AlertRow, now: datetime, silence: Silence | None) -> AlertEntry:

@@ -103,6 +103,13 @@ def traffic_by_tenant(session: Session, since: datetime, until: datetime) -> lis
     return found
 
 
+def gateway_ttft(session: Session, since: datetime, until: datetime) -> LatencyView:
+    """Return the time to first token of [since, until) as the gateways measured it, all flows together."""
+    g = GatewaySampleRow
+    found = merged_increments(session, GATEWAY_COLUMNS["ttft_s"], [g.at >= since, g.at < until])
+    return latency_view("ttft_s", found.get((), []))
+
+
 def _whole(value: object) -> int | None:
     """Postgres sums bigints as numeric."""
     return None if value is None else int(str(value))

@@ -29,11 +29,11 @@ LENGTHS: dict[str, float] = {"30 min": 1800, "2 h": 7200, "8 h": 28_800, "24 h":
 _ASKED = "alert_to_silence"
 
 
-def group(entries: Sequence[AlertEntry], at: datetime, zone: Zone) -> None:
+def group(entries: Sequence[AlertEntry], at: datetime, zone: Zone, how: vm.Watch) -> None:
     """Draw alerts that belong together: few of them one by one, many behind one line with one button."""
     if len(entries) < vm.FOLDED_FROM:
         for entry in entries:
-            row(vm.row(entry, at, zone))
+            row(vm.row(entry, at, zone, how))
         return
     may_not = access.current().may_not(Permission.ACKNOWLEDGE_ALERTS)
     free = [entry.id for entry in entries if entry.acknowledged_at is None]
@@ -46,7 +46,7 @@ def group(entries: Sequence[AlertEntry], at: datetime, zone: Zone) -> None:
         ):
             _done(partial(actions_alerts.acknowledge_all, free), f"{len(free)} alerts are acknowledged.")
         for entry in entries:
-            row(vm.row(entry, at, zone))
+            row(vm.row(entry, at, zone, how))
 
 
 def row(item: vm.Row, *, is_linked: bool = False) -> None:

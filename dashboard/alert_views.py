@@ -26,7 +26,7 @@ def now(book: AlertBook, entry: AlertEntry | None, at: datetime, zone: Zone) -> 
         if heading == "Open" and not entries:
             st.markdown("Nothing is open.")
         for together in vm.grouped(others):
-            alert_controls.group(together, at, zone)
+            alert_controls.group(together, at, zone, vm.watch(book))
 
 
 def over(book: AlertBook, _entry: AlertEntry | None, at: datetime, zone: Zone) -> None:

@@ -71,6 +71,7 @@ class FleetNow:
     changes: tuple[AuditEntry, ...]
     latency: dict[Metric, LatencyView]
     traffic: tuple[TenantTraffic, ...]  # of the last ten minutes
+    door_ttft: LatencyView | None = None  # as the gateways measured it
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ def _fleet(session: Any, _of: Deps, now: datetime) -> FleetNow:
         changes=tuple(queries_policy.audit_page(session, limit=CHANGES_READ)),
         latency=queries_latency.latency_quantiles(session, since=now - RECENT, until=now),
         traffic=tuple(queries_gateway_traffic.traffic_by_tenant(session, now - RECENT, now)),
+        door_ttft=queries_gateway_traffic.gateway_ttft(session, now - RECENT, now),
     )
 
 

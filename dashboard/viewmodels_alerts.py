@@ -53,23 +53,48 @@ class Row:
     lines: tuple[str, ...] = field(default=())  # the numbers behind it
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Whether anybody judges alerts now, and whether anybody is told of them."""
+
+    has_webhooks: bool = True
+    unknown_since: datetime | None = None
+
+
+def watch(book: AlertBook) -> Watch:
+    """Return what every alert of a book is to be read with."""
+    return Watch(bool(book.webhooks), book.unknown_since)
+
+
+def stopped_text(since: datetime, at: datetime, zone: Zone) -> str:
+    """Return that nobody judges alerts, and since when."""
+    return (
+        f"Nobody has judged an alert since {zone.since(since, at)}: no scrape round is stored. What is "
+        "shown as open was open then and may be over, and what began since is not shown. Is "
+        "`rhodeck control` running?"
+    )
+
+
 def badge(found: AlertCount | None) -> str:
     """Return what the frame says: "2 alerts"; `badge_help` says how many are critical."""
     if found is None:
         return "alerts: unknown"
-    return words.plural(found.unresolved, "alert") if found.unresolved else "no alerts"
+    count = words.plural(found.unresolved, "alert") if found.unresolved else "no alerts"
+    return count if found.unknown_since is None else f"{count} until the last round"
 
 
 def badge_help(found: AlertCount | None) -> str:
     """Return what stands behind the count."""
     if found is None:
         return "The database did not say how many alerts are open"
+    if found.unknown_since is not None:
+        return f"Nobody judges alerts since {found.unknown_since:%Y-%m-%d %H:%M} UTC: unknown since then"
     return f"{words.plural(found.critical, 'critical alert')} nobody has acknowledged or silenced"
 
 
 def badge_icon(found: AlertCount | None) -> str:
     """Return the sign beside the count."""
-    if found is None:
+    if found is None or found.unknown_since is not None:
         return ":material/help:"
     if found.critical:
         return ":material/error:"
@@ -80,9 +105,12 @@ def cards(book: AlertBook) -> list[Card]:
     """Return how many alerts are in which state, and whether people hear of them."""
     groups = by_state(book)
     opened, have, hidden = groups["Open"], groups["Acknowledged"], groups["Silenced"]
+    is_old = book.unknown_since is not None
     critical = sum(1 for entry in opened if entry.severity == "critical")
     tone: Tone = "act" if critical else "watch" if opened else "good"
     word = f"{critical} critical" if critical else "no critical one" if opened else "none"
+    if is_old:
+        tone, word = "unknown", "as of the last round"
     dead = sum(hook.dead for hook in book.webhooks)
     waiting = sum(hook.pending for hook in book.webhooks)
     told: tuple[Tone, str] = ("good", "delivered")
@@ -129,12 +157,14 @@ def group_text(entries: Sequence[AlertEntry]) -> str:
     return f"{len(entries)} x {_title(first)}{pool}: {', '.join(names[:3])}{more}"
 
 
-def row(entry: AlertEntry, at: datetime, zone: Zone) -> Row:
-    """Return one alert as the page draws it."""
+def row(entry: AlertEntry, at: datetime, zone: Zone, how: Watch = Watch()) -> Row:  # frozen
+    """Return one alert as the page draws it; while nobody judges, what it says is no present."""
     tone: Tone = "act" if entry.severity == "critical" else "watch"
     if entry.acknowledged_at is not None or entry.silence is not None:
         tone = "plain"
     word = "stale" if entry.state == "stale" else entry.severity
+    if how.unknown_since is not None and entry.state != "resolved":
+        tone, word = "unknown", f"{entry.severity}, unknown now"
     page, link, query = cause(entry, at)
     rule = RULES.get(entry.rule)
     return Row(
@@ -143,7 +173,7 @@ def row(entry: AlertEntry, at: datetime, zone: Zone) -> Row:
         word,
         entry.rule if rule is None else rule.title,
         entry.summary,
-        _since(entry, at, zone),
+        _since(entry, at, zone, how),
         page,
         link,
         query,
@@ -154,10 +184,12 @@ def row(entry: AlertEntry, at: datetime, zone: Zone) -> Row:
     )
 
 
-def _since(entry: AlertEntry, at: datetime, zone: Zone) -> str:
+def _since(entry: AlertEntry, at: datetime, zone: Zone, how: Watch) -> str:
     parts = [f"since {zone.since(entry.opened_at, at)}"]
     if entry.state == "stale":
         parts.append("no data: nobody knows whether it is over")
+    if how.unknown_since is not None and entry.state != "resolved":
+        parts.append(f"unknown since {zone.since(how.unknown_since, at)}, when the last round was judged")
     if entry.acknowledged_by:
         parts.append(f"{entry.acknowledged_by} has it since {zone.clock(entry.acknowledged_at)}")
     if entry.silence is not None:
@@ -166,7 +198,7 @@ def _since(entry: AlertEntry, at: datetime, zone: Zone) -> str:
             f"{entry.silence.reason}"
         )
     elif entry.notified_at is None:
-        parts.append("not told yet")
+        parts.append("not told yet" if how.has_webhooks else "nobody is told: no webhook is registered")
     return "; ".join(parts)
 
 

@@ -6,9 +6,10 @@ could be looked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from control.queries_fleet import HealthView
 from dashboard import charts, theme, words
 from dashboard.charts import Figure, Line
 from dashboard.times import Zone
@@ -56,11 +57,14 @@ class FindingView:
     surer_with: str = ""
 
 
-def cards(verdict: Verdict) -> list[Card]:
-    """Return the verdict and the numbers it rests on."""
+def cards(verdict: Verdict, over: str = "", now: HealthView | None = None) -> list[Card]:
+    """Return the verdict and the numbers it rests on: means of the interval `over`, beside rho of `now`."""
     tone, word = LOOKS[verdict.kind]
     said = {number.label: number.value for number in verdict.numbers}
     curve = verdict.utilization
+    measured = said.get("first token, measured at")
+    at = f"at the {measured}" if measured else ""
+    where = "Over all requests of the interval; at the gateways it holds their queues and the way there."
     use = Card(
         "Use of the hardware",
         words.percent(None if curve is None else curve.p50, 0),
@@ -73,11 +77,27 @@ def cards(verdict: Verdict) -> list[Card]:
     return [
         Card("Verdict", word.capitalize(), f"{len(verdict.findings)} found", tone),
         use,
-        _card("Rho", said.get("rho"), "", "Demand over capacity, settings that bind included."),
-        _card("First token p95", said.get("first token, p95"), "s", "Over all requests of the interval."),
-        _card("First token p99", said.get("first token, p99"), "s", "Over all requests of the interval."),
+        replace(
+            _card(
+                f"Rho{_of(over)}", said.get("rho"), "", "Demand over capacity, settings that bind included."
+            ),
+            note=_rho_now(now),
+        ),
+        replace(_card(f"First token p95{_of(over)}", said.get("first token, p95"), "s", where), note=at),
+        replace(_card(f"First token p99{_of(over)}", said.get("first token, p99"), "s", where), note=at),
         _card("Refused", said.get("refused"), "ratio", "At the gateways, of what was offered."),
     ]
+
+
+def _of(over: str) -> str:
+    return f", {over}" if over else ""
+
+
+def _rho_now(now: HealthView | None) -> str:
+    """Return what the Fleet page shows of the present: it moves ahead of a mean over minutes."""
+    if now is None or now.is_stale or now.rho is None:
+        return "now: not known"
+    return f"now {words.ratio(now.rho)}, as on the Fleet page"
 
 
 def _spread(low: float, high: float) -> str:
@@ -185,3 +205,11 @@ def line(series: Series, zone: Zone, *, limit: tuple[float, str] | None = None) 
 def cannot_tell(verdict: Verdict) -> list[str]:
     """Return what could not be looked for, and why."""
     return [f"Cannot tell {said}" if ":" in said else said for said in verdict.cannot_tell]
+
+
+def judged(when: str, over: str) -> str:
+    """Return of what time a verdict is: it may differ from the Fleet page, which shows the newest round."""
+    return (
+        f"Judged at {when} over the last {over}: what began or ended minutes ago weighs by its time. The "
+        "Fleet page shows the newest minute."
+    )

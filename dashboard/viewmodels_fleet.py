@@ -12,23 +12,16 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from control.freshness import Freshness, stale_after_s
-from control.queries_fleet import AlertView, HealthView
+from control.freshness import Freshness
+from control.queries_fleet import HealthView
 from control.queries_gateway_traffic import TenantTraffic
 from control.queries_nodes import NodeRowView
-from control.queries_policy import GatewayState
 from dashboard import words
 from dashboard.data import FleetNow, Traffic
-from dashboard.times import UNKNOWN, Zone, age
+from dashboard.times import UNKNOWN, age
 from dashboard.viewmodels import (
-    ALERTS_PAGE,
-    CONDITION_LOOKS,
-    NODE_PAGE,
     NOT_HEARD,
-    POLICY_PAGE,
-    ROLLOUT_PAGE,
     Card,
-    Notice,
     node_state_text,
 )
 from dashboard.words import Tone
@@ -41,6 +34,21 @@ RHO_LIMITED_SHOWN = 0.01  # what refusals by tenants' own limits would add to rh
 ALERTS_SHOWN = 6  # of them, among what needs attention; the Alerts page has all
 TTFT_GOOD_S = 0.5  # the default objective: p95 under 500 ms
 
+#: Why a node gave no sample, as people say it.
+FAILURES: dict[str, str] = {
+    "refused": "refused the connection",
+    "timeout": "did not answer in time",
+    "too_large": "sent too large a page",
+    "not_metrics": "sent something else than metrics",
+    "no_engine_series": "had no engine on its page",
+    "router": "turned out to be a router",
+    "http_error": "answered with an HTTP error",
+    "unreachable": "could not be reached",
+    "blocked": "has an address that may not be asked",
+    "source_down": "could not be read: its Prometheus does not answer",
+    "not_in_source": "is unknown to its Prometheus",
+    "target_down": "cannot be scraped by its Prometheus",
+}
 GRADES: dict[str, str] = {
     "A": "well measured",
     "B": "measured",
@@ -128,14 +136,22 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _ttft(now: FleetNow) -> Card:
-    view = now.latency.get("ttft_s")
-    help_ = "95th percentile at the engines, nodes merged. Waits at gateways come on top: see Flow."
-    label = "Engine TTFT p95, 10 min"
+    """Return what users waited for a first token: at the gateways where they say, else at engines."""
+    help_ = (
+        "95th percentile, all requests together. At the gateways it holds their queues and the way to the "
+        "engine and back; at the engines it does not."
+    )
+    engines, door = now.latency.get("ttft_s"), now.door_ttft
+    at_door = door is not None and door.p95 is not None
+    view = door if at_door else engines
+    label = "TTFT p95 at gateways, 10 min" if at_door else "TTFT p95 at engines, 10 min"
     if view is None or view.p95 is None:
         return Card(label, UNKNOWN, "no requests", "unknown", "nothing measured in 10 min", help_)
     tone: Tone = "good" if not view.p95.is_censored and view.p95.estimate <= TTFT_GOOD_S else "watch"
     word = "within 500 ms" if tone == "good" else "over 500 ms"
     note = f"of {words.count(view.count)} requests"
+    if at_door and engines is not None and engines.p95 is not None:
+        note += f"; at the engines {words.quantile(engines.p95)}"
     if view.p95.too_few:
         tone, word = "unknown", "too few to say"
     return Card(label, words.quantile(view.p95).removesuffix(" (few)"), word, tone, note, help_)
@@ -199,116 +215,6 @@ def _kv(nodes: Sequence[NodeRowView]) -> Card:
     return Card(label, words.percent(worst, 0), word, tone, f"on {name}", help_)
 
 
-def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
-    """Return what wants attention, worst first: alerts, silent and stale nodes, gateways not converged."""
-    found = _alerts(now.alerts, at, zone)
-    stopped = _controller_stopped(now, at, zone)
-    if stopped is not None:  # then nodes and gateways are not to blame for being out of date
-        return [stopped, *sorted(found, key=_severity)]
-    covered = {a.subject for a in now.alerts if a.rule == "node_silent"}
-    found += [
-        _lost_node(n, at, zone)
-        for n in now.nodes
-        if n.state == "active" and n.freshness is not Freshness.FRESH and n.name not in covered
-    ]
-    found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
-    found += _refusing(now.traffic)
-    return sorted(found, key=_severity)
-
-
-def _alerts(alerts: Sequence[AlertView], at: datetime, zone: Zone) -> list[Notice]:
-    """Return the worst alerts, and one line for the rest of them."""
-    found = sorted((_alert(a, at, zone) for a in alerts), key=_severity)
-    more = len(found) - ALERTS_SHOWN
-    if more <= 1:
-        return found
-    text = f"{more} more alerts are open, acknowledged or stale"
-    return [
-        *found[:ALERTS_SHOWN],
-        Notice("watch", "more", text, "worst first above", ALERTS_PAGE, "Alerts"),
-    ]
-
-
-def _refusing(traffic: Sequence[TenantTraffic]) -> list[Notice]:
-    """Return that many requests are refused, and whose most of them are; nothing below the limit."""
-    share = refused_share(traffic)
-    if share is None or share[0] < REFUSED_ACT * max(1, share[1]):
-        return []
-    most = max(traffic, key=lambda t: t.refused_total)
-    text = f"{words.percent(share[0] / share[1])} of requests are refused, most of them of {most.tenant}"
-    return [Notice("watch", "refusing", text, f"in 10 min: {_why(most)}", POLICY_PAGE, "Policy")]
-
-
-def _severity(notice: Notice) -> int:
-    order: tuple[Tone, ...] = ("act", "watch", "unknown", "plain", "good")
-    return order.index(notice.tone)
-
-
-def _controller_stopped(now: FleetNow, at: datetime, zone: Zone) -> Notice | None:
-    """Return that nobody scrapes, if the newest round is too old; None before the first round."""
-    if not now.rounds:
-        return None
-    newest = now.rounds[0]
-    silent_s = (at - newest.at).total_seconds()
-    if silent_s < stale_after_s(newest.period_s):
-        return None
-    behind = [n for n in now.nodes if n.freshness is not Freshness.FRESH]
-    asked = [g for g in now.gateways if g.condition == "unknown"]
-    return Notice(
-        "act",
-        "stopped",
-        f"No scrape round for {age(silent_s)}: is `rhodeck control` running? "
-        f"{words.plural(len(behind), 'node')} and {words.plural(len(asked), 'gateway')} are out of date.",
-        f"newest round {zone.since(newest.at, at)}",
-    )
-
-
-def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
-    tone: Tone = "act" if a.severity == "critical" else "watch"
-    word = a.state if a.state != "open" else a.severity
-    if a.state == "acknowledged":
-        tone = "watch"
-    by = f", acknowledged by {a.acknowledged_by}" if a.acknowledged_by else ""
-    if a.silenced_until is not None:
-        tone, word, by = "plain", "silenced", f"{by}, nobody is told until {zone.clock(a.silenced_until)}"
-    is_node = a.scope == "node"
-    return Notice(
-        tone,
-        word,
-        a.summary,
-        f"since {zone.since(a.opened_at, at)}{by}",
-        NODE_PAGE if is_node else ALERTS_PAGE,
-        a.subject if is_node else "Runbook",
-        {"node": a.subject} if is_node else {"runbook": a.rule},
-        alert=a.id if a.acknowledged_at is None else None,
-    )
-
-
-def _lost_node(n: NodeRowView, at: datetime, zone: Zone) -> Notice:
-    said = (n.last_failure_detail or "").partition(": [Errno")[0]
-    detail = f", {said}" if said else ""
-    why = (
-        f"does not answer: {n.last_failure_reason}{detail}"
-        if n.last_failure_reason
-        else "has no fresh sample"
-    )
-    return Notice(
-        "act" if n.freshness is Freshness.SILENT else "watch",
-        n.freshness.value,
-        f"Node {n.name} {why}",
-        "never seen" if n.seen_at is None else f"last sample {zone.since(n.seen_at, at)}",
-        NODE_PAGE,
-        n.name,
-        {"node": n.name},
-    )
-
-
-def _gateway(g: GatewayState) -> Notice:
-    tone, word = CONDITION_LOOKS[g.condition]
-    heard = "never heard" if g.age_s is None else f"heard {age(g.age_s)} ago"
-    return Notice(tone, word, f"Gateway {g.name}: {g.message or word}", heard, ROLLOUT_PAGE, "Rollout")
-
-
 def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
     """Return the node table by column: lost nodes, nodes with remarks, the others.
 
@@ -353,11 +259,14 @@ def coverage(now: FleetNow, at: datetime) -> str:
     if not now.rounds:
         return "No scrape round yet. Start the controller with `rhodeck control`."
     newest = now.rounds[0]
-    failed = ", ".join(f"{reason} {count}" for reason, count in sorted(newest.failures.items()))
+    failed = ", ".join(
+        f"{words.plural(count, 'node')} {FAILURES.get(reason, f'gave no sample ({reason})')}"
+        for reason, count in sorted(newest.failures.items())
+    )
     return (
         f"Newest round {age((at - newest.at).total_seconds())} ago: {newest.nodes_sampled} of "
         f"{newest.nodes_total} nodes answered, each {newest.period_s:g} s"
-        + (f"; failed: {failed}." if failed else ".")
+        + (f"; {failed}." if failed else ".")
     )
 
 
@@ -374,7 +283,7 @@ def traffic_rows(found: Traffic) -> dict[str, list[Any]]:
         "admitted": [t.dispatched for t in traffic],
         "refused": [t.refused_total if t.offered is not None else None for t in traffic],
         "refused %": [100 * t.refused_total / t.offered if t.offered else None for t in traffic],
-        "why": [_why(t) for t in traffic],
+        "why": [why_refused(t) for t in traffic],
         "tokens/s": [_tokens_per_s(t, found.covered_s) for t in traffic],
         "wait p95": [words.quantile(t.queue_wait.p95) for t in traffic],
         "TTFT p95": [words.quantile(t.ttft.p95) for t in traffic],
@@ -386,7 +295,8 @@ def _tokens_per_s(t: TenantTraffic, covered_s: dict[tuple[str, str], float]) -> 
     return round(t.output_tokens / covered) if t.output_tokens is not None and covered > 0 else None
 
 
-def _why(t: TenantTraffic) -> str:
+def why_refused(t: TenantTraffic) -> str:
+    """Return why requests of a flow were refused, the most frequent reason first."""
     reasons = sorted(((count, name) for name, count in t.refused.items() if count), reverse=True)
     return ", ".join(
         f"{name.removeprefix('rejected_').replace('_', ' ')} {count:,}" for count, name in reasons

@@ -100,10 +100,28 @@ def balance_card(state: FlowNow | None, *, is_old: bool) -> Card:
     """Return the state as a card; of an old one, that it is old."""
     if state is None or state.balance is None:
         return Card("Balance", words.UNKNOWN, "not known yet", "unknown", "It takes two whole minutes")
-    tone, word = _BALANCE[state.balance]
     if is_old:
         return Card("Balance", state.balance, "last known", "unknown")
-    return Card("Balance", state.balance, word, tone, f"from {words.plural(state.minutes, 'minute')}")
+    value, tone, word = balance_look(state)
+    return Card("Balance", value, word, tone, f"from {words.plural(state.minutes, 'minute')}")
+
+
+def balance_look(state: FlowNow) -> tuple[str, Tone, str]:
+    """Return (what to call a balance, its tone, what it means); good only where the load fits as well.
+
+    Refusals and timeouts keep a queue's length level under any load: level is not well.
+    """
+    balance = state.balance or ""
+    tone, word = _BALANCE[balance]
+    if tone != "good":
+        return balance, tone, word
+    rho: float | None = state.detail.get("rho")
+    if rho is not None and rho >= 1:
+        return "overloaded", "act", f"level only because requests are refused or give up: rho {rho:.2f}"
+    raised = [s["name"] for s in state.detail.get("signals") or [] if s["is_raised"]]
+    if raised:
+        return balance, "watch", f"but {' and '.join(raised)} raised"
+    return (balance, "plain", "level; rho not known") if rho is None else (balance, tone, word)
 
 
 def cards(
@@ -158,7 +176,8 @@ def _attainment(slo: SloCount | None, policy: Policy | None) -> Card:
     if policy is None:
         return Card(title, value, "no policy", "plain", note)
     target = policy.slo.attainment_ratio
-    note = f"TTFT within {words.seconds(policy.slo.ttft_s)} for {words.percent(target)}; {note}"
+    goal = f"{words.seconds(policy.slo.ttft_s)} at the gateways for {words.percent(target)}"
+    note = f"First token within {goal}; {note}"
     if share.low >= target:
         return Card(title, value, "met", "good", note)
     if share.high < target:
@@ -275,7 +294,7 @@ def subject_rows(
         "state": [
             f"{SIGNS['unknown']} not known"
             if s.balance is None or is_stale(s, now, stale_s)
-            else f"{SIGNS[_BALANCE[s.balance][0]]} {s.balance}"
+            else _balance_text(s)
             for s in states
         ],
         "doubling": [
@@ -289,6 +308,11 @@ def subject_rows(
         "minutes": [s.minutes for s in states],
         "as of": [zone.since(s.at, now) for s in states],
     }
+
+
+def _balance_text(state: FlowNow) -> str:
+    value, tone, _ = balance_look(state)
+    return f"{SIGNS[tone]} {value}"
 
 
 def other_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:

@@ -220,6 +220,7 @@ def _numbers(facts: Facts) -> tuple[Number, ...]:
         Number("rho", facts.rho, "ratio"),
         Number("first token, p95", p(facts.ttft, 0.95), "s"),
         Number("first token, p99", p(facts.ttft, 0.99), "s"),
+        Number("first token, measured at", facts.ttft_at),
         Number("requests later than the goal", above(facts.ttft, goals.ttft_s), "ratio"),
         Number("gap between tokens, p99", p(facts.itl, 0.99), "s"),
         Number("refused", facts.refused_share, "ratio"),

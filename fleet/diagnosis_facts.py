@@ -186,9 +186,20 @@ class Facts:
     @cached_property
     def ttft(self) -> Histogram | None:
         """Time to first token: at the gateways where they measured it, else at the engines."""
-        at_door = merge([h for f in self.flows if (h := f.ttft) is not None])
         at_engines = merge([h for e in self.engines if (h := e.histogram("ttft_s")) is not None])
-        return at_door if at_door is not None and at_door.count else at_engines
+        return self._ttft_at_door or at_engines
+
+    @cached_property
+    def _ttft_at_door(self) -> Histogram | None:
+        at_door = merge([h for f in self.flows if (h := f.ttft) is not None])
+        return at_door if at_door is not None and at_door.count else None
+
+    @property
+    def ttft_at(self) -> str | None:
+        """Where `ttft` was measured, None where nowhere."""
+        if self.ttft is None:
+            return None
+        return "engines" if self._ttft_at_door is None else "gateways"
 
     @cached_property
     def itl(self) -> Histogram | None:

@@ -29,12 +29,14 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     book = found.value
+    if book.unknown_since is not None:
+        components.verdict("unknown", vm.stopped_text(book.unknown_since, at, chosen.zone))
     components.cards(vm.cards(book))
     entry = vm.chosen(book, linked)
     if linked and entry is None:
         st.info(f"Alert {linked[:20]} is not open and not of the last week.")
     elif entry is not None:
-        alert_controls.row(vm.row(entry, at, chosen.zone), is_linked=True)
+        alert_controls.row(vm.row(entry, at, chosen.zone, vm.watch(book)), is_linked=True)
     alert_views.VIEWS[show](book, entry, at, chosen.zone)
 
 

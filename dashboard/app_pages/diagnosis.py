@@ -26,7 +26,9 @@ def live() -> None:
         return
     verdict = found.value
     components.verdict(vm.LOOKS[verdict.kind][0], verdict.sentence)
-    components.cards(vm.cards(verdict))
+    fleet = data.fleet_now()
+    now = fleet.value.health if fleet.value is not None and fleet.problem is None else None
+    components.cards(vm.cards(verdict, over or intervals[0], now))
     figure = vm.utilization_figure(verdict, chosen.zone)
     if figure is not None:
         components.plot(figure, key="utilization")
@@ -37,7 +39,7 @@ def live() -> None:
         st.subheader("What could not be looked for")
         components.lines(said)
     if found.as_of is not None:
-        st.caption(f"Judged at {chosen.zone.clock(found.as_of)} over the last {over}.")
+        st.caption(vm.judged(chosen.zone.clock(found.as_of), over or intervals[0]))
 
 
 components.live(live, data_diagnosis.TICK_S if chosen.is_live else None)

@@ -10,6 +10,7 @@ from dashboard import viewmodels_load as load
 from dashboard.acknowledge import acknowledge_button
 from dashboard.rho_panel import rho_panel
 from dashboard.viewmodels import ALL_SOURCES
+from dashboard.viewmodels_attention import attention
 from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_history import resolution
 
@@ -37,7 +38,7 @@ def live() -> None:
     left, right = components.two()
     with left:
         st.subheader("Needs attention")
-        wanting = vm.attention(fleet, at, chosen.zone)
+        wanting = attention(fleet, at, chosen.zone)
         if not wanting:
             st.markdown("Nothing: no alert is open, every active node is fresh, every gateway converged.")
         components.notices(wanting, beside=acknowledge_button)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from control.audit import BrokenRow
 from control.freshness import Freshness
-from control.queries_fleet import AlertView
+from control.queries_fleet import AlertView, RoundView
 from control.queries_gateway_traffic import TenantTraffic
-from control.queries_latency import LatencyView
+from control.queries_latency import LatencyView, latency_view
 from control.queries_policy import AuditEntry, GatewayState, Rollout
 from dashboard import (
     drafts,
@@ -24,6 +25,7 @@ from dashboard import (
     viewmodels_rollout,
     viewmodels_spend,
 )
+from dashboard import viewmodels_attention as attention
 from dashboard import viewmodels_fleet as fleet
 from dashboard.data import FleetNow, Pulse, Traffic
 from dashboard.times import UTC_ZONE
@@ -32,6 +34,7 @@ from dashboard.viewmodels_frame import stale_after, who
 from fleet.allocation import allocate
 from fleet.errors import InvalidPolicy
 from fleet.months import month_of
+from fleet.readings import Histogram, Reason
 from fleet.spend import NodeTime, Use
 
 NOW = datetime(2026, 11, 29, 15, 0, tzinfo=UTC)
@@ -144,10 +147,46 @@ def test_what_needs_attention_comes_worst_first_with_a_reason() -> None:
     )
     gateways = (gateway("converged"), gateway("behind"), gateway("rejected", message="bad weights"))
     now = FleetNow(None, (), (alert,), gateways, (), (), {}, ())
-    notices = fleet.attention(now, NOW, UTC_ZONE)
+    notices = attention.attention(now, NOW, UTC_ZONE)
     assert [n.tone for n in notices] == ["act", "watch", "watch"]
     assert "bad weights" in notices[0].text
     assert all("converged" not in n.text for n in notices)
+
+
+def test_the_first_token_is_named_by_where_it_was_measured() -> None:
+    def seen(at_s: float) -> LatencyView:
+        return latency_view("ttft_s", [Histogram((at_s / 2, at_s), (0, 1_000, 0), at_s * 1_000)])
+
+    now = FleetNow(None, (), (), (), (), (), {"ttft_s": seen(0.24)}, (), seen(2.0))
+    # within one bucket, p95 lies at 95 % of its width: 0.975 of the upper bound
+    both = fleet.cards(now)[1]
+    assert (both.label, both.value, both.tone) == ("TTFT p95 at gateways, 10 min", "1.95 s", "watch")
+    assert "at the engines 234 ms" in both.note
+    engines = fleet.cards(replace(now, door_ttft=NOTHING))[1]
+    assert (engines.label, engines.value, engines.tone) == ("TTFT p95 at engines, 10 min", "234 ms", "good")
+
+
+def test_lost_nodes_of_a_round_are_said_in_words() -> None:
+    newest = RoundView(NOW, 10.0, 0.2, 0.0, 4, 2, {"refused": 1, "timeout": 1, "odd": 1})
+    said = fleet.coverage(FleetNow(None, (), (), (), (newest,), (), {}, ()), NOW)
+    assert "2 of 4 nodes answered" in said
+    assert "1 node refused the connection, 1 node did not answer in time" in said
+    assert "1 node gave no sample (odd)" in said
+    assert set(fleet.FAILURES) == {reason.value for reason in Reason} - {"no_gpu_series"}
+
+
+def test_while_nobody_judges_alerts_are_unknown_and_the_controller_comes_first() -> None:
+    last = NOW - timedelta(minutes=10)
+    alert = AlertView(
+        1, "rho_high", "pool", "main", "open", "critical", last, last, 0.0, None, None, None, 0.9, 0.85,
+        "rho is 0.90", {},
+    )  # fmt: skip
+    rounds = (RoundView(last, 10.0, 0.2, 0.0, 4, 4, {}),)
+    now = FleetNow(None, (), (alert,), (), rounds, (), {}, ())
+    first, second = attention.attention(now, NOW, UTC_ZONE)
+    assert first.word == "stopped"
+    assert (second.tone, second.word) == ("unknown", "critical, then")
+    assert "unknown since 10 min ago" in second.since
 
 
 def test_states_and_conditions_have_a_sign_and_a_word() -> None:
@@ -306,7 +345,7 @@ def test_a_problem_is_said_in_words_without_the_pointer_twice() -> None:
 def test_many_refusals_want_attention_and_name_whose_and_why() -> None:
     def wanting(offered: int, refused: int) -> list[viewmodels.Notice]:
         flows = (traffic(offered, refused), traffic(100, 0))
-        return fleet.attention(FleetNow(None, (), (), (), (), (), {}, flows), NOW, UTC_ZONE)
+        return attention.attention(FleetNow(None, (), (), (), (), (), {}, flows), NOW, UTC_ZONE)
 
     assert wanting(100, 19) == []  # 19 of 200: 9.5 %, below the limit of 10 %
     (notice,) = wanting(100, 50)  # 50 of 200

@@ -86,6 +86,31 @@ def test_a_stale_alert_says_that_nobody_knows() -> None:
     assert "nobody knows whether it is over" in said.since
 
 
+def test_while_nobody_judges_an_open_alert_is_unknown_since_the_last_round() -> None:
+    last = NOW - timedelta(minutes=12)
+    stopped = replace(book(entry(severity="critical")), unknown_since=last)
+    said = vm.row(stopped.unresolved[0], NOW, UTC_ZONE, vm.watch(stopped))
+    assert (said.tone, said.word) == ("unknown", "critical, unknown now")
+    assert "unknown since 12 min ago" in said.since
+    card = vm.cards(stopped)[0]
+    assert (card.tone, card.word) == ("unknown", "as of the last round")
+    assert "12 min ago" in vm.stopped_text(last, NOW, UTC_ZONE)
+    badge = AlertCount(1, 1, last)
+    assert vm.badge(badge) == "1 alert until the last round"
+    assert vm.badge_icon(badge) == vm.badge_icon(None)
+    assert "11:48 UTC" in vm.badge_help(badge)
+    over = entry(state="resolved", resolved_at=NOW)
+    assert "unknown" not in vm.row(over, NOW, UTC_ZONE, vm.watch(stopped)).since
+
+
+def test_who_will_be_told_is_only_promised_where_there_is_somebody_to_tell() -> None:
+    fresh = entry(notified_at=None)
+    assert "not told yet" in vm.row(fresh, NOW, UTC_ZONE, vm.watch(book(fresh, webhooks=(hook(),)))).since
+    alone = vm.row(fresh, NOW, UTC_ZONE, vm.watch(book(fresh))).since
+    assert "not told yet" not in alone
+    assert "no webhook is registered" in alone
+
+
 @pytest.mark.parametrize(
     ("age_s", "name"), [(0, "15m"), (750, "15m"), (751, "1h"), (20_000, "24h"), (1e9, "30d")]
 )

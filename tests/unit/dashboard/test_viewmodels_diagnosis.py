@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
+from control.queries_fleet import HealthView
 from dashboard import viewmodels_diagnosis as vm
 from dashboard.times import UTC_ZONE
 from fleet.diagnosis_evidence import Cause, Curve, Finding, Kind, Number, Series, Verdict
@@ -68,6 +71,28 @@ def test_the_cards_say_unknown_where_nothing_is_known():
     assert cards["Rho"].word == "unknown"
     keys = [card.key for card in cards.values()]
     assert len(set(keys)) == len(keys)
+
+
+def test_the_window_and_the_place_of_measurement_stand_beside_the_numbers_and_so_does_now():
+    numbers = (
+        Number("rho", 0.61, "ratio"),
+        Number("first token, p95", 1.9, "s"),
+        Number("first token, measured at", "gateways"),
+    )
+    health = HealthView(
+        scope="fleet", name="", at=datetime.fromtimestamp(T0, UTC), age_s=5.0, is_stale=False, rho=2.56,
+        rho_low=2.1, rho_high=3.4, grade="B", method="curve", binding="kv", service_rate=10.0,
+        service_rate_low=8.0, service_rate_high=12.0, output_tokens_rate=None, arrival_rate=25.6,
+        throughput=10.0, flow_balance=2.56, flow_balance_z=None, saturated=True, headroom_rps=0.0,
+        running=9, waiting=9, kv_used_ratio=0.9, partial=False, missing_nodes=(),
+    )  # fmt: skip
+    cards = {c.label: c for c in vm.cards(Verdict(Kind.CAPACITY, "x", numbers=numbers), "15 min", health)}
+    assert cards["Rho, 15 min"].value == "0.61"
+    assert cards["Rho, 15 min"].note == "now 2.56, as on the Fleet page"
+    assert cards["First token p95, 15 min"].note == "at the gateways"
+    unknown = {c.label: c for c in vm.cards(Verdict(Kind.UNKNOWN, "x"), "1 h", None)}
+    assert unknown["Rho, 1 h"].note == "now: not known"
+    assert unknown["First token p95, 1 h"].note == ""
 
 
 def test_low_use_is_worth_a_look_and_high_use_is_not():
