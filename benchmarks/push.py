@@ -5,8 +5,7 @@ them and answers with its status. Ours is the controller's own pass (`control.re
 Postgres. A change of a node's state changes every assignment; the figure is the time from the first request
 sent to the last confirmation, one request each, worst of a hundred (p99). Steady: processor time of a pass
 in which nothing changed (settled gateways take turns), the controller's and Postgres's; passes come once a
-second. Exit code 1 when a
-figure is over its goal by more than a third.
+second. Exit code 1 when a figure is over its goal by more than a third.
 
 `--gateways N --steady N --pushes N` for other sizes.
 """
