@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from control.cli_estimate_compare import compare
 from control.cli_estimate_confirm import confirm
 from control.cli_estimate_run import run
 from fleet.cost import (
@@ -53,6 +54,7 @@ def estimate() -> None:
 
 estimate.add_command(run)
 estimate.add_command(confirm)
+estimate.add_command(compare)
 
 
 def _option(flag: str, attribute: str, kind: Any, about: str) -> Any:

@@ -47,10 +47,11 @@ def run(scenario: Path, as_json: bool, days: float) -> None:
 
 def read_scenario_file(path: Path, recorded_days: float) -> Scenario:
     """Return the scenario in a file, or on standard input for "-"."""
-    return read_scenario_text(*_read(path), lambda: _recorded(recorded_days))
+    return read_scenario_text(*read_input(path), lambda: recorded(recorded_days))
 
 
-def _read(scenario: Path) -> tuple[str, Path]:
+def read_input(scenario: Path) -> tuple[str, Path]:
+    """Return the text of a file, or of standard input for "-", and the folder its names stand for."""
     if str(scenario) == "-":
         return sys.stdin.read(MAX_BYTES + 1), Path()
     try:
@@ -62,7 +63,8 @@ def _read(scenario: Path) -> tuple[str, Path]:
         raise InvalidInput(f"{scenario} is not UTF-8 text", field="SCENARIO") from exc
 
 
-def _recorded(days: float) -> RateProfile:
+def recorded(days: float) -> RateProfile:
+    """Return the arrivals at the fleet's gateways in the last `days`."""
     until = SystemClock().now().astimezone(UTC)
     with transaction() as session:
         return recorded_rates(session, until - timedelta(days=days), _to_bin(until))
@@ -92,8 +94,8 @@ def as_text(scenario: Scenario, result: MonthResult) -> str:
         f"   {r.node_hours:,.0f} h on demand, {r.burst_hours:,.0f} h spot",
         f"Refused   {r.refused_share:>12.2%} of {r.offered:,.0f} requests"
         f"   lost in flight {r.lost_in_flight:,.0f}",
-        f"Wait      p50 {r.wait_p50_s:.2f} s   p99 {r.wait_p99_s:.2f} s   p99.9 {r.wait_p999_s:.2f} s"
-        f"   at most {r.wait_max_s:.2f} s",
+        f"Wait      p50 {r.wait_p50_s:.2f} s   p95 {r.wait_p95_s:.2f} s   p99 {r.wait_p99_s:.2f} s"
+        f"   p99.9 {r.wait_p999_s:.2f} s   at most {r.wait_max_s:.2f} s",
         f"SLO       {r.slo_attainment:>12.2%} of offered requests waited at most {scenario.slo_wait_s:g} s",
         f"rho       {r.utilization:>12.2f} served over what the billed nodes could serve",
         "",

@@ -47,15 +47,24 @@ def read_scenario_text(text: str, folder: Path, recorded: Callable[[], RateProfi
 
     `recorded` is asked for the fleet's own traffic only if the scenario wants it.
     """
+    return read_scenario(json_object(text, "the scenario"), folder, recorded)
+
+
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """Return the object in a JSON text of at most a million characters, in which no key stands twice."""
     if len(text) > MAX_BYTES:
-        raise InvalidInput(f"the scenario has over {MAX_BYTES:,} characters", field="SCENARIO")
+        raise InvalidInput(f"{name} has over {MAX_BYTES:,} characters", field="SCENARIO")
     try:
-        document: Any = json.loads(text, object_pairs_hook=_once)
+        document: Any = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except (json.JSONDecodeError, RecursionError) as exc:
-        raise InvalidInput(f"the scenario is not JSON: {exc}", field="SCENARIO") from exc
+        raise InvalidInput(f"{name} is not JSON: {exc}", field="SCENARIO") from exc
     if not isinstance(document, dict):
-        raise InvalidInput("the scenario is not a JSON object", field="SCENARIO", hint=f"Keys: {_KEYS}")
-    return read_scenario(cast("dict[str, Any]", document), folder, recorded)
+        raise InvalidInput(f"{name} is not a JSON object", field="SCENARIO")
+    return cast("dict[str, Any]", document)
+
+
+def _no_constant(text: str) -> float:
+    raise InvalidInput(f"{text} is no number", field="SCENARIO", hint="Give finite numbers")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def read_scenario(
                 )
             values[key] = params.pop(key)
     strategy = read_strategy(params)
-    profile = _profile(document.get("profile"), folder, recorded)
+    profile = profile_named(document.get("profile"), folder, recorded)
     defaults = NodeClass()
     node = NodeClass(
         service_rate=_number(values, "mu", defaults.service_rate),
@@ -110,7 +119,8 @@ def _number(values: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _profile(name: Any, folder: Path, recorded: Callable[[], RateProfile]) -> RateProfile:
+def profile_named(name: Any, folder: Path, recorded: Callable[[], RateProfile]) -> RateProfile:
+    """Return a bundled profile, the fleet's own record, or the one in a file."""
     if not isinstance(name, str) or not name:
         raise InvalidInput(
             f"/profile is {name!r}", field="/profile", hint=f"Give A, B, C, D, {RECORDED} or a CSV file"

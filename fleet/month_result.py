@@ -42,6 +42,7 @@ class MonthResult:
     served: float
     lost_in_flight: float
     wait_p50_s: float
+    wait_p95_s: float
     wait_p99_s: float
     wait_p999_s: float
     wait_max_s: float
@@ -89,7 +90,7 @@ class Totals:
     served: float
     lost: float  # in flight on interrupted nodes
     within_slo: float
-    wait_quantiles_s: tuple[float, ...]  # p50, p99, p99.9
+    wait_quantiles_s: tuple[float, ...]  # p50, p95, p99, p99.9
     wait_max_s: float
 
 
@@ -109,7 +110,7 @@ def month_result(
     burst_usd = 0.0 if strategy.burst is None else float(strategy.burst.usd_per_hour) * burst_hours
     cost = float(node.usd_per_hour) * node_hours + burst_usd
     nodes = billed + billed_burst
-    p50, p99, p999 = totals.wait_quantiles_s
+    p50, p95, p99, p999 = totals.wait_quantiles_s
     return MonthResult(
         cost_usd=cost,
         node_hours=node_hours,
@@ -122,6 +123,7 @@ def month_result(
         served=totals.served,
         lost_in_flight=totals.lost,
         wait_p50_s=p50,
+        wait_p95_s=p95,
         wait_p99_s=p99,
         wait_p999_s=p999,
         wait_max_s=totals.wait_max_s,

@@ -166,7 +166,7 @@ class EventRun:
             served=float(waits.size) - lost,
             lost=lost,
             within_slo=within,
-            wait_quantiles_s=_quantiles(waits, (0.5, 0.99, 0.999)),
+            wait_quantiles_s=_quantiles(waits, (0.5, 0.95, 0.99, 0.999)),
             wait_max_s=float(waits.max()) if waits.size else 0.0,
         )
         return month_result(

@@ -1,0 +1,192 @@
+"""A comparison for people, spreadsheets and scripts: text, CSV, JSON. The same numbers in each.
+
+Money is US dollars a month of 720 h, shares ratios, waits seconds. Prevents: a table taken to a meeting
+that does not say whose traffic, which prices and which method it came from.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import asdict
+from typing import Any
+
+from control.comparison_documents import DEFAULTS, Comparable
+from fleet.comparison import BreakEven, Comparison, Outcome, Versus
+from fleet.comparison_catalogue import against_admission
+from fleet.month_result import as_dict
+from fleet.traffic_shape import burst_durations, traffic_shape
+
+METHOD = (
+    "fluid, 10 s bins, 720 h; refusals within about 0.5 points on smooth traffic, up to 4 on bursty pools"
+)
+_MONEY = ("cost_usd", "usd_per_million_tokens", "usd_per_million_output_tokens")
+
+
+def input_lines(ready: Comparable) -> list[tuple[str, str, str]]:
+    """Return every input as (name, value, where it comes from and when it was true)."""
+    document = ready.document
+    lines = [("traffic", _traffic(ready), ready.profile.source)]
+    for key, default in DEFAULTS.items():
+        said = document["sources"].get(key)
+        is_default = document[key] == default.value
+        origin = said or (f"default: {default.source} ({default.date})" if is_default else "typed in")
+        lines.append((key, _plain(document[key]), origin))
+    return lines
+
+
+def _traffic(ready: Comparable) -> str:
+    shape = traffic_shape(ready.profile.month())
+    return (
+        f"{ready.document['traffic']}: mean {shape.mean_rps:.4g}, p90 {shape.p90_rps:.4g}, "
+        f"peak {shape.peak_rps:.4g} requests/s"
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {share:.4g}" for key, share in value.items())  # pyright: ignore[reportUnknownVariableType]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def warnings(ready: Comparable, compared: Comparison) -> list[str]:
+    """Return when admission is the wrong answer on this traffic, and what to know of the traffic."""
+    month = ready.profile.month()
+    alone = min(
+        (o.candidate.strategy.nodes for o in compared.outcomes if o.candidate.strategy.autoscaler is None),
+        default=compared.outcomes[0].candidate.strategy.nodes,
+    )
+    return [
+        *against_admission(
+            compared,
+            traffic_shape(month),
+            burst_durations(month, alone * ready.node.service_rate),
+            refusal_usd=ready.refusal_usd,
+            refusal_acceptable=ready.document["refusal_acceptable"],
+            cold_start_s=ready.document["cold_start_s"],
+        ),
+        *ready.profile.notes(),
+    ]
+
+
+def break_even_words(found: BreakEven) -> str:
+    """Return how a strategy stands against the baseline, in words."""
+    cents = None if found.refusal_usd is None else f"{found.refusal_usd * 100:.3g} cents"
+    return {
+        Versus.BASELINE: "the baseline",
+        Versus.BETTER: "better at any price of a refusal",
+        Versus.WORSE: "worse at any price of a refusal",
+        Versus.PAYS_ABOVE: f"pays if a refusal costs over {cents}",
+        Versus.PAYS_BELOW: f"pays if a refusal costs under {cents}",
+    }[found.versus]
+
+
+def cheapest_lines(compared: Comparison) -> list[str]:
+    """Return which strategy is the cheapest from which price of a refusal on."""
+    steps, lines = compared.cheapest, list[str]()
+    for place, step in enumerate(steps):
+        upto = steps[place + 1].from_usd if place + 1 < len(steps) else math.inf
+        if math.isinf(upto):
+            span = "at any price of a refusal" if place == 0 else f"above {100 * step.from_usd:.3g} cents"
+        else:
+            span = f"from {100 * step.from_usd:.3g} to {100 * upto:.3g} cents a refusal"
+        lines.append(f"{step.name}: {span}")
+    return lines
+
+
+def outcome_row(ready: Comparable, found: Outcome, stands: BreakEven) -> dict[str, Any]:
+    """Return one strategy's numbers by name, with what each tier notices."""
+    node, row = ready.node, as_dict(found.month)
+    row |= {
+        "strategy": found.name,
+        "cost_usd": found.cost_usd,
+        "usd_per_million_tokens": found.per_million(node.tokens_in + node.tokens_out),
+        "usd_per_million_output_tokens": found.per_million(node.tokens_out),
+        "reserved_nodes": found.candidate.reserved,
+        "missed": found.stand.missed,
+        "against_baseline": stands.versus.value,
+        "break_even_refusal_usd": stands.refusal_usd,
+        "cost_with_refusals_usd": found.stand.total_usd(ready.refusal_usd),
+    }
+    for one in found.noticed:
+        if not one.tenant:
+            row[f"refused_share_{one.tier}"] = one.refused_share
+    return {"strategy": row.pop("strategy"), **row}
+
+
+def as_json(ready: Comparable, compared: Comparison) -> dict[str, Any]:
+    """Return the whole comparison as JSON-ready values."""
+    pairs = zip(compared.outcomes, compared.break_evens, strict=True)
+    return {
+        "sha256": ready.sha256,
+        "method": METHOD,
+        "document": ready.document,
+        "inputs": [
+            {"name": name, "value": value, "source": source} for name, value, source in input_lines(ready)
+        ],
+        "baseline": compared.baseline,
+        "outcomes": [
+            outcome_row(ready, o, b) | {"noticed": [asdict(n) for n in o.noticed]} for o, b in pairs
+        ],
+        "cheapest": [asdict(step) for step in compared.cheapest],
+        "warnings": warnings(ready, compared),
+    }
+
+
+def as_csv(ready: Comparable, compared: Comparison) -> str:
+    """Return one row a strategy, then the inputs: what a spreadsheet can show. Texts are made harmless."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    pairs = list(zip(compared.outcomes, compared.break_evens, strict=True))
+    rows = [outcome_row(ready, o, b) for o, b in pairs]
+    writer.writerow(rows[0])
+    for row in rows:
+        writer.writerow([_cell(name, value) for name, value in row.items()])
+    writer.writerow([])
+    writer.writerow(["input", "value", "source"])
+    for line in input_lines(ready):
+        writer.writerow([_harmless(part) for part in line])
+    writer.writerow(["method", METHOD, ""])
+    writer.writerow(["content", ready.sha256, "the same inputs have the same"])
+    return out.getvalue()
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _harmless(value)
+    return f"{value:.2f}" if name in _MONEY else repr(value)
+
+
+def _harmless(text: str) -> str:
+    """Return the text so that no spreadsheet runs it as a formula."""
+    return (
+        "'" + text
+        if text[:1] in ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+        else text
+    )
+
+
+def as_text(ready: Comparable, compared: Comparison) -> str:
+    """Return the comparison as lines for people."""
+    lines = [
+        f"Traffic  {_traffic(ready)}; {ready.profile.source}",
+        f"{'':26} {'USD/month':>10} {'USD/M':>7} {'nodes':>6} {'refused':>8} "
+        f"{'p95':>7} {'p99':>7} {'SLO':>8}",
+    ]
+    for found, stands in zip(compared.outcomes, compared.break_evens, strict=True):
+        m, tokens = found.month, ready.node.tokens_in + ready.node.tokens_out
+        per_million = found.per_million(tokens)
+        shown = "-" if per_million is None else f"{per_million:.2f}"
+        lines.append(
+            f"{found.name[:26]:26} {found.cost_usd:>10,.0f} {shown:>7} {m.mean_nodes:>6.2f} "
+            f"{m.refused_share:>8.2%} {m.wait_p95_s:>5.1f} s {m.wait_p99_s:>5.1f} s "
+            f"{m.slo_attainment:>8.3%}   {break_even_words(stands)}"
+        )
+    lines += ["", "Cheapest with its refusals:", *(f"  {line}" for line in cheapest_lines(compared)), ""]
+    lines += [f"! {warning}" for warning in warnings(ready, compared)]
+    lines += ["", "Inputs:"]
+    lines += [f"  {name:14} {value:40} {source}" for name, value, source in input_lines(ready)]
+    return "\n".join([*lines, "", f"Method: {METHOD}.", f"Content {ready.sha256}"])
