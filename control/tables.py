@@ -37,6 +37,7 @@ from control.tables_fleet import (
     ScrapeFailureRow,
 )
 from control.tables_flow import FlowMinuteRow, FlowNowRow
+from control.tables_invoices import InvoiceLineRow, InvoiceMappingRow, InvoiceRow
 from control.tables_months import (
     AllocationRuleRow,
     CommitmentRow,
@@ -93,6 +94,9 @@ __all__ = [
     "GpuSampleRow",
     "HealthRow",
     "HistogramEdgesRow",
+    "InvoiceLineRow",
+    "InvoiceMappingRow",
+    "InvoiceRow",
     "LeaseRow",
     "MonthCloseRow",
     "MonthClosingRow",

@@ -36,6 +36,8 @@ APPEND_ONLY = (
     "month_correction",
     "commitment",
     "allocation_rule",
+    "invoice",
+    "invoice_line",
 )
 
 
