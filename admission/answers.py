@@ -7,7 +7,7 @@ and when to come back; and an engine's address or a traceback in an answer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,15 @@ class Answer:
     content_type: bytes = JSON_TYPE
 
 
-async def send_answer(send: Send, answer: Answer, *, close: bool = False) -> None:
-    """Send a whole answer; `close`: and ask the client to close the connection."""
+async def send_answer(
+    send: Send, answer: Answer, *, close: bool = False, more: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """Send a whole answer with `more` headers; `close`: and ask the client to close the connection."""
     headers: HeaderList = [
         (b"content-type", answer.content_type),
         (b"content-length", b"%d" % len(answer.body)),
         *answer.headers,
+        *more,
     ]
     if close:
         headers.append((b"connection", b"close"))

@@ -59,6 +59,7 @@ class Call:
     wants_usage: bool  # the client asked for the usage chunk itself
     prompt: Prompt
     max_tokens: int | None  # over all choices and prompts; None: the client did not say
+    choices: int  # answers over all prompts
     raw: bytes
     document: Mapping[str, Any]
 
@@ -107,29 +108,35 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
         raise InvalidInput("stream_options must be an object", field="stream_options")
     asked = cast("dict[str, Any]", options or {})
     prompt = _chat_prompt(body) if endpoint == "chat" else _text_prompt(body, endpoint)
+    choices = 1 if endpoint == "embeddings" else _choices(body) * prompt.count
     return Call(
         endpoint=endpoint,
         model=model,
         is_stream=bool(stream) and endpoint != "embeddings",
         wants_usage=asked.get("include_usage") is True,
         prompt=prompt,
-        max_tokens=_max_tokens(body, endpoint, prompt.count),
+        max_tokens=_max_tokens(body, endpoint, choices),
+        choices=choices,
         raw=raw,
         document=body,
     )
 
 
-def _max_tokens(body: Mapping[str, Any], endpoint: str, prompts: int) -> int | None:
+def _choices(body: Mapping[str, Any]) -> int:
+    """Return how many answers one prompt gets: the engine produces `best_of` and hands out `n`."""
+    return max(_whole(body, "n", 1, MAX_CHOICES) or 1, _whole(body, "best_of", 1, MAX_CHOICES) or 1)
+
+
+def _max_tokens(body: Mapping[str, Any], endpoint: str, choices: int) -> int | None:
     if endpoint == "embeddings":
         return 0
-    choices = max(_whole(body, "n", 1, MAX_CHOICES) or 1, _whole(body, "best_of", 1, MAX_CHOICES) or 1)
     bound = _whole(body, "max_tokens", 0, 10**8)
     if endpoint == "chat":
         newer = _whole(body, "max_completion_tokens", 0, 10**8)
         bound = newer if newer is not None else bound
     elif bound is None:
         bound = COMPLETIONS_MAX_TOKENS
-    return None if bound is None else bound * choices * prompts
+    return None if bound is None else bound * choices
 
 
 def _whole(body: Mapping[str, Any], key: str, low: int, high: int) -> int | None:

@@ -63,6 +63,7 @@ class GatewayMetrics:
         self.offered: defaultdict[Flow, int] = defaultdict(int)
         self.repeated: defaultdict[Flow, int] = defaultdict(int)
         self.dispatched: defaultdict[Flow, int] = defaultdict(int)
+        self.would_refuse: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self.outcomes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self.queue_wait: defaultdict[Flow, _Timing] = defaultdict(_Timing)
@@ -109,6 +110,8 @@ class GatewayMetrics:
                    flow, self.dispatched, "counter"),
             Family(prefix + "requests_total", "Requests by how they left the gateway.",
                    (*flow, "outcome"), self.outcomes, "counter"),
+            Family(prefix + "would_refuse_total", "Requests let through by a limit in shadow.",
+                   (*flow, "limiter"), self.would_refuse, "counter"),
             Family(prefix + "tokens_total", "Tokens used, as counted by the engines.",
                    (*flow, "kind"), self.tokens, "counter"),
             Family(prefix + "auth_failures_total", "Requests without a valid API key.",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from admission.answers import HeaderList
 from admission.calls import Call
 from admission.estimate import PromptEstimator
 from admission.identity import Caller
@@ -19,8 +20,9 @@ from admission.sse import Usage
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
+from fleet.limiters import Limiter
 from fleet.messages import UsageRecord
-from fleet.offers import Dispatch, Lease
+from fleet.offers import Dispatch, Evicted, Lease, Refused
 from fleet.outcomes import Outcome
 
 
@@ -53,6 +55,7 @@ class Passage:
         self._queued_s: float | None = None
         self._is_queued = False
         self._booked_tokens = 0
+        self.would_refuse: tuple[Limiter, ...] = ()
         self.lease: Lease | None = None
         self.usage: Usage | None = None
         self.events = 0  # streamed events that reached us: the estimate when the engine does not say
@@ -65,6 +68,22 @@ class Passage:
         """Note that the gate has it and has not decided yet."""
         self._is_queued = True
         self._ledger.metrics.held.queued[self.flow] += 1
+
+    def decided(self, decision: Dispatch | Refused | Evicted) -> None:
+        """Note which limits in shadow the request met; those of its first try count."""
+        if self._last_lease is not None or isinstance(decision, Refused):
+            return
+        one = decision.lease if isinstance(decision, Dispatch) else decision.ticket
+        self.would_refuse = one.would_refuse
+        for limiter in one.would_refuse:
+            self._ledger.metrics.would_refuse[(*self.flow, limiter.value)] += 1
+
+    def headers(self) -> HeaderList:
+        """Return the headers of ours that every answer carries: its id, and limits in shadow it met."""
+        headers: HeaderList = [(b"x-request-id", self.request_id.encode())]
+        if self.would_refuse:
+            headers.append((b"x-rhodeck-would-refuse", ",".join(self.would_refuse).encode()))
+        return headers
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """Hold the lease of a dispatch: the first, or one to another node."""

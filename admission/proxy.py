@@ -195,7 +195,8 @@ class Proxy:
     async def _say_stopped(self, passage: Passage, send: Send) -> None:
         reason = "The gateway is shutting down."
         if passage.ttft_s is None:
-            await send_answer(send, outcome_answer(Outcome.DRAINING, reason), close=True)
+            answer = outcome_answer(Outcome.DRAINING, reason)
+            await send_answer(send, answer, close=True, more=passage.headers())
         else:
             await send({"type": "http.response.body", "body": stream_error(Outcome.DRAINING, reason)})
 
@@ -227,10 +228,11 @@ class Proxy:
         for attempt in range(self._state.settings.retries + 1):
             passage.waiting()
             decision = await self._state.room.admit(self._request(passage, avoid))
+            passage.decided(decision)
             if not isinstance(decision, Dispatch):
                 watch.disarm()
                 passage.finish(decision.outcome)
-                await send_answer(send, refusal_answer(decision))
+                await send_answer(send, refusal_answer(decision), more=passage.headers())
                 return
             passage.dispatched(decision)
             try:
@@ -256,6 +258,7 @@ class Proxy:
             endpoint=call.endpoint,
             prompt_tokens=state.estimator.tokens(call.model, call.prompt),
             max_tokens=call.max_tokens,
+            choices=call.choices,
             prefix_key=call.prefix_key() if state.has_prefix_affinity else None,
             avoid=avoid,
         )
@@ -266,7 +269,8 @@ class Proxy:
         outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
         watch.disarm()
         passage.finish(outcome)
-        await send_answer(send, outcome_answer(outcome, f"The engine failed: {exc}."))
+        answer = outcome_answer(outcome, f"The engine failed: {exc}.")
+        await send_answer(send, answer, more=passage.headers())
 
     # -- the exchange -------------------------------------------------------------------------------
 
@@ -303,9 +307,8 @@ class Proxy:
         self._link.judged(passage, Outcome.COMPLETED)
         watch.disarm()
         passage.finish(Outcome.COMPLETED, used_nothing=status >= 400)
-        headers = ((b"x-request-id", passage.request_id.encode()),)
         kind = exchange.content_type.encode("ascii", "replace")
-        await send_answer(send, Answer(status, body, headers, kind))
+        await send_answer(send, Answer(status, body, tuple(passage.headers()), kind))
 
     async def _relay_stream(
         self, passage: Passage, watch: ClientWatch, send: Send, exchange: Exchange
@@ -329,7 +332,7 @@ class Proxy:
         self._link.judged(passage, outcome)
         passage.finish(outcome)
         if passage.ttft_s is None:
-            await send_answer(send, outcome_answer(outcome, reason))
+            await send_answer(send, outcome_answer(outcome, reason), more=passage.headers())
             return
         if outcome is Outcome.COMPLETED or reader.has_error:
             watch.disarm()
@@ -342,7 +345,7 @@ class Proxy:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-request-id", passage.request_id.encode()),
+            *passage.headers(),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fleet.bucket import RateBucket
+from fleet.limiters import Limiter, Limiters, Mode
 from fleet.messages import Assignment, TenantShare
 from fleet.offers import Limit, TenantUse
 from fleet.outcomes import Outcome
@@ -19,7 +20,17 @@ from fleet.policy import TenantPolicy
 class Account:
     """One tenant's limits and holdings."""
 
-    __slots__ = ("bucket", "name", "policy", "queued", "requests", "share", "tokens")
+    __slots__ = (
+        "bucket",
+        "ghost_requests",
+        "ghost_tokens",
+        "name",
+        "policy",
+        "queued",
+        "requests",
+        "share",
+        "tokens",
+    )
 
     def __init__(self, name: str, policy: TenantPolicy, share: TenantShare, now_s: float) -> None:
         self.name = name
@@ -29,6 +40,8 @@ class Account:
         self.requests = 0
         self.queued = 0
         self.tokens = 0
+        self.ghost_requests = 0  # of the held: let through by a limit in shadow
+        self.ghost_tokens = 0
 
     def exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
         """Return the limit a request of `tokens` would break, or None. Changes nothing."""
@@ -40,22 +53,79 @@ class Account:
             limit = Limit("in_flight_tokens", share.max_in_flight_tokens, self.tokens, tokens)
             return Outcome.REJECTED_QUOTA_TOKENS, limit
         if not self.bucket.admits(tokens, now_s):
-            used = share.burst_tokens - self.bucket.left_tokens(now_s)
-            wait_s = self.bucket.wait_s(tokens, now_s)
-            limit = Limit("tokens_per_minute", share.tokens_per_minute, used, tokens, wait_s)
-            return Outcome.REJECTED_QUOTA_RATE, limit
+            return Outcome.REJECTED_QUOTA_RATE, self._rate_limit(tokens, now_s)
         return None
 
-    def accept(self, tokens: int) -> None:
+    def met(
+        self, tokens: int, now_s: float, limiters: Limiters
+    ) -> list[tuple[Limiter, Mode, Outcome, Limit]]:
+        """Return every limit not switched off that a request of `tokens` would break. Changes nothing.
+
+        Shadowed ones are measured without the ghosts.
+        """
+        found: list[tuple[Limiter, Mode, Outcome, Limit]] = []
+        share = self.share
+        mode = limiters.concurrent_requests
+        held = self.requests - (self.ghost_requests if mode is Mode.SHADOW else 0)
+        if mode is not Mode.OFF and held >= share.max_concurrent_requests:
+            limit = Limit("concurrent_requests", share.max_concurrent_requests, held, 1)
+            found.append((Limiter.CONCURRENT_REQUESTS, mode, Outcome.REJECTED_QUOTA_REQUESTS, limit))
+        mode = limiters.in_flight_tokens
+        held = self.tokens - (self.ghost_tokens if mode is Mode.SHADOW else 0)
+        if mode is not Mode.OFF and held + tokens > share.max_in_flight_tokens:
+            limit = Limit("in_flight_tokens", share.max_in_flight_tokens, held, tokens)
+            found.append((Limiter.IN_FLIGHT_TOKENS, mode, Outcome.REJECTED_QUOTA_TOKENS, limit))
+        mode = limiters.tokens_per_minute
+        if mode is not Mode.OFF and not self.bucket.admits(tokens, now_s):
+            found.append(
+                (
+                    Limiter.TOKENS_PER_MINUTE,
+                    mode,
+                    Outcome.REJECTED_QUOTA_RATE,
+                    self._rate_limit(tokens, now_s),
+                )
+            )
+        return found
+
+    def _rate_limit(self, tokens: int, now_s: float) -> Limit:
+        share = self.share
+        used = share.burst_tokens - self.bucket.left_tokens(now_s)
+        wait_s = self.bucket.wait_s(tokens, now_s)
+        return Limit("tokens_per_minute", share.tokens_per_minute, used, tokens, wait_s)
+
+    def accept(self, tokens: int, *, is_ghost: bool = False, is_charged: bool = True) -> None:
         """Hold and charge an accepted request."""
         self.requests += 1
         self.tokens += tokens
-        self.bucket.charge(tokens)
+        if is_ghost:
+            self.ghost_requests += 1
+            self.ghost_tokens += tokens
+        if is_charged:
+            self.bucket.charge(tokens)
 
-    def end(self, held_tokens: int, charged_tokens: int, used_tokens: int) -> None:
+    def grow(self, more_tokens: int, *, is_ghost: bool) -> None:
+        """Hold more for a request that answers longer than booked."""
+        self.tokens += more_tokens
+        if is_ghost:
+            self.ghost_tokens += more_tokens
+
+    def end(
+        self,
+        held_tokens: int,
+        charged_tokens: int,
+        used_tokens: int,
+        *,
+        is_ghost: bool = False,
+        is_charged: bool = True,
+    ) -> None:
         """Return what was held; settle the rate on what was used (refund or further charge)."""
         self.requests -= 1
         self.tokens -= held_tokens
+        if is_ghost:
+            self.ghost_requests -= 1
+            self.ghost_tokens -= held_tokens
+        if not is_charged:
+            return
         if used_tokens < charged_tokens:
             self.bucket.refund(charged_tokens - used_tokens)
         elif used_tokens > charged_tokens:

@@ -33,13 +33,13 @@ class Pool:
     `most_room` is at least the room of its roomiest node: what needs more need not look.
     """
 
-    __slots__ = ("_least_budget", "groups", "most_room", "names")
+    __slots__ = ("_budgets", "groups", "most_room", "names")
 
     def __init__(self, groups: list[list[NodeBudget]]) -> None:
         self.groups = groups
         self.names = frozenset(book.name for group in groups for book in group)
         self.most_room = -1
-        self._least_budget: int | None = None
+        self._budgets: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[NodeBudget]:
         for group in self.groups:
@@ -47,14 +47,15 @@ class Pool:
 
     def forget_budgets(self) -> None:
         """Note that the budget of a node changed."""
-        self._least_budget = None
+        self._budgets = None
 
-    def least_budget(self) -> int:
-        """Return the smallest node's budget in tokens; 0 while one is not known."""
-        least = self._least_budget
-        if least is None:
-            least = self._least_budget = min((book.budget_tokens or 0 for book in self), default=0)
-        return least
+    def budgets(self) -> tuple[int, int]:
+        """Return the smallest and the largest node's budget in tokens; one that is not known is 0."""
+        found = self._budgets
+        if found is None:
+            listed = [book.budget_tokens or 0 for book in self]
+            found = self._budgets = (min(listed, default=0), max(listed, default=0))
+        return found
 
     def count_most_room(self) -> int:
         """Make `most_room` exact and return it. O(nodes)."""

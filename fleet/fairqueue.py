@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.offers import Ticket, TierQueue
 from fleet.outcomes import TIERS, Tier
@@ -171,6 +171,7 @@ class FairQueue:
         self._requests_by_bits = [0] * 64
         self._bits_waiting = 0  # bit b is set while a request whose size has b bits waits
         self.requests = 0
+        self.tokens = 0
 
     def set_weights(self, weights: Mapping[Tier, int]) -> None:
         """Set the tiers' shares (> 0). What waits keeps its place inside its tier."""
@@ -223,6 +224,7 @@ class FairQueue:
         if sign < 0:
             more = -more
         self.requests += sign
+        self.tokens += more
         state.requests += sign
         state.tokens += more
         key = (ticket.request.model, tier)
@@ -326,12 +328,12 @@ class FairQueue:
         """Return the tokens that wait for a model, all tiers."""
         return sum(self._waiting_by_model.get((model, tier), (0, 0))[1] for tier in TIERS)
 
-    def newest(self, tier: Tier) -> Ticket | None:
-        """Return the request that joined a tier last; None when it is empty."""
+    def newest_first(self, tier: Tier) -> Iterator[Ticket]:
+        """Yield what waits in a tier, what joined last first. Nothing may join or leave meanwhile."""
         by_age = self._tiers[tier].by_age
         while by_age and not by_age[-1].is_waiting:
             by_age.pop()
-        return by_age[-1] if by_age else None
+        return (ticket for ticket in reversed(by_age) if ticket.is_waiting)
 
     def state(self, tier: Tier, now_s: float) -> TierQueue:
         """Return a tier's length, tokens and oldest wait."""

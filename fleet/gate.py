@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from fleet.accounts import Account, Accounts
 from fleet.backlog import Backlog
 from fleet.budget import NodeBudget
-from fleet.lengths import OutputLengths
+from fleet.limiters import Limiter, Limiters, Mode
 from fleet.messages import Assignment
 from fleet.offers import (
     Decision,
@@ -42,13 +42,14 @@ from fleet.offers import (
     Ticket,
 )
 from fleet.outcomes import TIERS, Outcome, Tier
-from fleet.placement import Outlook, Placement, size_class_of
-from fleet.policy import OverBudget, Policy, TierPolicy
+from fleet.placement import Outlook, Placement
+from fleet.policy import OverBudget, Policy
+from fleet.queue_bounds import QueueBounds
 from fleet.refusals import Refusals
 from fleet.tally import Tally
+from fleet.tickets import Tickets, lease_of
 
-#: Tokens per second; pure shortest-job-first still breaks ties by arrival.
-_SLOWEST_AGING = 1e-3
+_NOTHING: tuple[Limiter, ...] = ()
 
 
 class Gate:
@@ -64,22 +65,21 @@ class Gate:
         """Make a closed gate.
 
         `prior_output_tokens` is reserved for output until an endpoint has 200 completions.
-        `max_queued_requests` bounds all tiers together; when it is reached an interactive request
-        displaces the newest queued request of the lowest tier. None: only the tiers' own bounds.
+        `max_queued_requests` bounds all tiers together, beside the policy's own bound; when one of them
+        is reached an interactive request displaces the newest queued ones of the lowest tier.
         """
-        self._max_queued_requests = max_queued_requests
         self._policy: Policy | None = None
-        self._tiers: dict[Tier, TierPolicy] = {}
+        self._limiters: Limiters | None = None  # None: all are enforced
         self._is_draining = False
         self._placement = Placement()
         self.accounts = Accounts()
         self._backlog = Backlog(self._placement)
-        self._lengths = OutputLengths(prior_output_tokens)
+        self._tickets = Tickets(self._placement, prior_output_tokens)
         self._refusals = Refusals(rng)
+        self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
         self._tally = Tally()
         self._leases: dict[int, Lease] = {}
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
-        self._next_id = 0
         self._is_due = False
         self._now_s = 0.0
 
@@ -96,7 +96,9 @@ class Gate:
         """
         policy = assignment.policy
         self._policy = policy
-        self._tiers = {tier: policy.tiers[tier] for tier in TIERS}
+        self._limiters = None if policy.limiters.all_enforced else policy.limiters
+        self._tickets.apply(policy)
+        self._bounds.apply(policy)
         self._refusals.bounds = policy.retry_after
         self.accounts.apply(assignment, now_s)
         self._placement.apply(assignment)
@@ -118,9 +120,12 @@ class Gate:
         standing = self._standing(request)
         if isinstance(standing, Refused):
             return standing
-        policy, account, tier = standing
-        ticket = self._ticket(request, policy, account, tier, now_s)
-        exceeded = account.exceeded(ticket.tokens, now_s)
+        account, tier, would_refuse = standing
+        ticket = self._tickets.make(request, account, tier, now_s, would_refuse)
+        if self._limiters is None:
+            exceeded = account.exceeded(ticket.tokens, now_s)
+        else:
+            exceeded = self._enforced(self._limiters, account, ticket, now_s)
         if exceeded is not None:
             hopeless = self._hopeless(ticket, now_s)
             if hopeless is not None and hopeless.outcome is Outcome.REJECTED_TOO_LARGE:
@@ -129,13 +134,39 @@ class Gate:
         if not self._backlog.is_contended(ticket):
             book = self._backlog.place(ticket, now_s)
             if book is not None:
-                account.accept(ticket.tokens)
-                self._backlog.start_directly(ticket, book)
-                return Dispatch(book.name, self._open_lease(ticket, book, now_s))
-        return self._hopeless(ticket, now_s) or self._enqueue(ticket, account, now_s)
+                return self._start_now(ticket, account, book, now_s)
+        hopeless = self._hopeless(ticket, now_s)
+        if hopeless is not None:
+            return hopeless
+        if self._limiters is not None and self._limiters.node_room is not Mode.ENFORCE:
+            book = self._placement.choose_regardless(ticket, now_s)
+            if book is not None:
+                if self._limiters.node_room is Mode.SHADOW:
+                    ticket.would_refuse += (Limiter.NODE_ROOM,)
+                return self._start_now(ticket, account, book, now_s)
+        return self._enqueue(ticket, account, now_s)
 
-    def _standing(self, request: Request) -> Refused | tuple[Policy, Account, Tier]:
-        """Return whose quota and which tier a request counts in, or why it may not enter at all."""
+    def _start_now(self, ticket: Ticket, account: Account, book: NodeBudget, now_s: float) -> Dispatch:
+        account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
+        self._backlog.start_directly(ticket, book)
+        return Dispatch(book.name, self._open_lease(ticket, book, now_s))
+
+    def _enforced(
+        self, limiters: Limiters, account: Account, ticket: Ticket, now_s: float
+    ) -> tuple[Outcome, Limit] | None:
+        """Return the first enforced limit of the tenant that is met; note shadowed ones on the ticket."""
+        met = account.met(ticket.tokens, now_s, limiters)
+        for _, mode, outcome, limit in met:
+            if mode is Mode.ENFORCE:
+                return outcome, limit
+        ticket.would_refuse += tuple(limiter for limiter, *_ in met)
+        ticket.is_ghost = bool(met)
+        rate = limiters.tokens_per_minute
+        ticket.is_charged = rate is Mode.ENFORCE or (rate is Mode.SHADOW and not met)
+        return None
+
+    def _standing(self, request: Request) -> Refused | tuple[Account, Tier, tuple[Limiter, ...]]:
+        """Return whose quota and tier a request counts in and what it met, or why it may not enter."""
         refuse = self._refusals.refuse
         if self._is_draining:
             return refuse(Outcome.DRAINING, "this gateway is shutting down")
@@ -151,40 +182,15 @@ class Gate:
             reason = f"tenant {account.name} may use {allowed}, not {tier}"
             return refuse(Outcome.REJECTED_TIER, reason)
         if account.share.over_budget and account.policy.over_budget is not OverBudget.WARN:
+            mode = Mode.ENFORCE if self._limiters is None else self._limiters.monthly_budget
+            if mode is not Mode.ENFORCE:
+                return account, tier, (Limiter.MONTHLY_BUDGET,) if mode is Mode.SHADOW else _NOTHING
             if account.policy.over_budget is OverBudget.REFUSE:
                 reason = f"tenant {account.name} has spent its monthly budget"
                 base_s = float(policy.retry_after.cap_s)
                 return refuse(Outcome.REJECTED_QUOTA_BUDGET, reason, base_s=base_s)
             tier = Tier.BEST_EFFORT
-        return policy, account, tier
-
-    def _ticket(
-        self, request: Request, policy: Policy, account: Account, tier: Tier, now_s: float
-    ) -> Ticket:
-        admission = policy.admission
-        output_tokens = self._lengths.reservation(
-            request.model, request.endpoint, request.max_tokens, admission.output_reservation_quantile
-        )
-        tokens = request.prompt_tokens + output_tokens
-        size_class = size_class_of(tokens, admission.size_classes) if admission.size_classes else None
-        key = now_s  # "as if it had come later by the time that aging takes to make up for its size"
-        if admission.order == "sjf_aging":
-            key += tokens / max(admission.aging_rate, _SLOWEST_AGING)
-        self._next_id += 1
-        return Ticket(
-            self._next_id,
-            request,
-            account.name,
-            account.policy.weight,
-            tier,
-            None if size_class is None else size_class.name,
-            request.prompt_tokens,
-            output_tokens,
-            tokens,
-            now_s,
-            now_s + self._tiers[tier].queue_timeout_s,
-            key,
-        )
+        return account, tier, _NOTHING
 
     def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when no node can serve the request, however long it waits."""
@@ -204,10 +210,15 @@ class Gate:
         return self._refusals.refuse(Outcome.REJECTED_TOO_LARGE, reason, limit=limit)
 
     def _enqueue(self, ticket: Ticket, account: Account, now_s: float) -> Decision:
-        refused = self._no_place(ticket, now_s)
+        refused = self._bounds.refusal(ticket, now_s)
         if refused is not None:
             return refused
-        account.accept(ticket.tokens)
+        victims = self._bounds.to_displace(ticket)
+        if victims is None:
+            return self._bounds.full(ticket, now_s)
+        for victim in victims:
+            self._displace(victim, now_s)
+        account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
         account.queued += 1
         self._backlog.join(ticket, now_s)
         dispatch: Dispatch | None = None
@@ -227,71 +238,22 @@ class Gate:
             started.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
         return started
 
-    def _no_place(self, ticket: Ticket, now_s: float) -> Refused | None:
-        """Return a refusal when the queue is full or too slow for the request's tier."""
-        tier_policy = self._tiers[ticket.tier]
-        queued = self._backlog.queue.length(ticket.tier)
-        if queued >= tier_policy.max_queued_requests:
-            return self._queue_full(ticket, tier_policy.max_queued_requests, queued, now_s)
-        wait_s = self._backlog.expected_wait_s(ticket, now_s)
-        if wait_s is not None and wait_s > tier_policy.queue_timeout_s:
-            reason = (
-                f"it would wait about {wait_s:.1f} s; {ticket.tier} requests wait at most "
-                f"{tier_policy.queue_timeout_s:g} s"
-            )
-            base_s = self._clearing_s(ticket, now_s)
-            return self._refusals.refuse(Outcome.REJECTED_TOO_LATE, reason, base_s=base_s)
-        total, bound = self._backlog.queue.requests, self._max_queued_requests
-        if bound is not None and total >= bound and not self._displace_for(ticket, now_s):
-            return self._queue_full(ticket, bound, total, now_s)
-        return None
-
-    def _queue_full(self, ticket: Ticket, bound: int, queued: int, now_s: float) -> Refused:
-        reason = f"{queued} requests wait where at most {bound} may ({ticket.tier})"
-        limit = Limit("queued_requests", bound, queued, 1)
-        base_s = self._clearing_s(ticket, now_s)
-        return self._refusals.refuse(Outcome.REJECTED_QUEUE_FULL, reason, base_s=base_s, limit=limit)
-
-    def _clearing_s(self, ticket: Ticket, now_s: float) -> float:
-        """Return when the queue will have drained; its timeout where the drain rate is not known."""
-        clearing_s = self._backlog.clearing_s(ticket, now_s)
-        return self._tiers[ticket.tier].queue_timeout_s if clearing_s is None else clearing_s
-
-    def _displace_for(self, ticket: Ticket, now_s: float) -> bool:
-        if ticket.tier is not Tier.INTERACTIVE:
-            return False
-        for tier in (Tier.BEST_EFFORT, Tier.BATCH):
-            victim = self._backlog.queue.newest(tier)
-            if victim is not None:
-                self._leave(victim, now_s)
-                reason = "an interactive request took its place in a full queue"
-                base_s = self._clearing_s(victim, now_s)
-                evicted = self._refusals.evict(victim, Outcome.EVICTED_DISPLACED, reason, base_s)
-                self._events.append(evicted)
-                return True
-        return False
+    def _displace(self, victim: Ticket, now_s: float) -> None:
+        self._leave(victim, now_s)
+        reason = "an interactive request took its place in a full queue"
+        base_s = self._bounds.clearing_s(victim, now_s)
+        evicted = self._refusals.evict(victim, Outcome.EVICTED_DISPLACED, reason, base_s)
+        self._events.append(evicted)
 
     def _leave(self, ticket: Ticket, now_s: float) -> None:
         """Take a waiting request out and give back all it held."""
         self._backlog.leave(ticket, now_s)
         account = self.accounts.by_name(ticket.account)
         account.queued -= 1
-        account.end(ticket.tokens, ticket.tokens, 0)
+        account.end(ticket.tokens, ticket.tokens, 0, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
 
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
-        lease = Lease(
-            ticket.ticket_id,
-            ticket.request,
-            ticket.account,
-            ticket.tier,
-            book.name,
-            ticket.size_class,
-            ticket.prompt_tokens,
-            ticket.output_tokens,
-            ticket.tokens,
-            now_s - ticket.arrived_at_s,
-            now_s,
-        )
+        lease = lease_of(ticket, book.name, now_s)
         book.book(ticket.tokens, ticket.size_class)
         self._leases[lease.lease_id] = lease
         self._tally.open(lease)
@@ -313,7 +275,7 @@ class Gate:
         if hopeless is not None and hopeless.outcome is Outcome.NO_NODES:
             return self._refusals.evict(ticket, Outcome.NO_NODES, hopeless.reason, None)
         reason = f"waited {now_s - ticket.arrived_at_s:.1f} s as {ticket.tier} without starting"
-        base_s = self._clearing_s(ticket, now_s)
+        base_s = self._bounds.clearing_s(ticket, now_s)
         return self._refusals.evict(ticket, Outcome.EVICTED_WAIT, reason, base_s)
 
     def next_deadline_s(self) -> float | None:
@@ -344,7 +306,7 @@ class Gate:
             return
         lease.output_tokens = output_tokens
         self._placement.book(lease.node).grow(more, lease.size_class)
-        self.accounts.by_name(lease.account).tokens += more
+        self.accounts.by_name(lease.account).grow(more, is_ghost=lease.is_ghost)
         self._tally.grow(lease, more)
         self._now_s = now_s
 
@@ -372,9 +334,15 @@ class Gate:
         used_prompt = lease.prompt_tokens if prompt_tokens is None else prompt_tokens
         used_output = lease.output_tokens if output_tokens is None else output_tokens
         account = self.accounts.by_name(lease.account)
-        account.end(lease.tokens, lease.charged_tokens, used_prompt + used_output)
+        account.end(
+            lease.tokens,
+            lease.charged_tokens,
+            used_prompt + used_output,
+            is_ghost=lease.is_ghost,
+            is_charged=lease.is_charged,
+        )
         if outcome is Outcome.COMPLETED and output_tokens is not None:
-            self._lengths.add(lease.request.model, lease.request.endpoint, output_tokens)
+            self._tickets.learn(lease.request, output_tokens)
         self._tally.close(lease)
         self._touch(now_s)
         return True

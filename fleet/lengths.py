@@ -92,9 +92,15 @@ class OutputLengths:
         sketch = self._sketches.get((model, endpoint))
         return None if sketch is None else sketch.quantile(quantile)
 
-    def reservation(self, model: str, endpoint: str, max_tokens: int | None, quantile: float) -> int:
-        """Return output tokens to reserve: the quantile or the prior, never above `max_tokens`."""
+    def reservation(
+        self, model: str, endpoint: str, max_tokens: int | None, quantile: float, choices: int = 1
+    ) -> int:
+        """Return output tokens to reserve: the quantile or the prior, never above `max_tokens`.
+
+        `max_tokens` bounds all `choices` (>= 1) answers of the call together; the history is of one.
+        """
         expected = self.quantile(model, endpoint, quantile)
         if expected is None:
             expected = self._prior_tokens
+        expected *= choices
         return expected if max_tokens is None or expected < max_tokens else max_tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fleet.limiters import Limiter
 from fleet.outcomes import Outcome, Tier
 
 
@@ -26,6 +27,7 @@ class Request:
     max_tokens: int | None  # the client's bound on output; None: it did not say; 0: no output
     prefix_key: str | None = None  # same key, same prompt prefix
     avoid: tuple[str, ...] = ()  # nodes that failed this request before; used only if no other has room
+    choices: int = 1  # answers asked for in one call (n, best_of, several prompts), >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class Lease:
     queued_s: float  # time spent in the queue
     opened_at_s: float
     is_open: bool = True
+    would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
+    is_ghost: bool = False  # one of them was the tenant's: it does not count against the shadowed ones
+    is_charged: bool = True  # to the tenant's rate
 
     @property
     def tokens(self) -> int:
@@ -83,6 +88,9 @@ class Ticket:
     is_waiting: bool = True
     is_parked: bool = False  # it was next and did not fit; others may pass it, within bounds
     passed_tokens: int = 0  # started past it, since it was parked, on nodes that serve its model
+    would_refuse: tuple[Limiter, ...] = ()
+    is_ghost: bool = False
+    is_charged: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class Placement:
         return (
             pool is not None
             and pool is pools.get((ticket.request.model, ticket.tier))
-            and waiting.tokens <= int(pool.least_budget() * self._ratio(waiting))
+            and waiting.tokens <= int(pool.budgets()[0] * self._ratio(waiting))
         )
 
     def _may_take(
@@ -289,6 +289,22 @@ class Placement:
                     return Outlook.LATER
             fits_closed = fits_closed or fits
         return Outlook.TOO_LARGE if any_open and not fits_closed else Outlook.NO_NODES
+
+    def choose_regardless(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
+        """Return the least loaded open node that could ever hold the request, full or not; None: none."""
+        request, ratio = ticket.request, self._ratio(ticket)
+        books = [
+            book
+            for book in self._pools.get((request.model, ticket.tier), ())
+            if book.is_open(now_s) and ticket.tokens <= book.largest(ratio)
+        ]
+        books = [book for book in books if book.name not in request.avoid] or books
+        return min(books, key=_load, default=None)
+
+    def largest_budget(self, model: str, tier: Tier) -> int:
+        """Return the largest budget of the nodes for a model and tier, in tokens; 0: none is known."""
+        pool = self._pools.get((model, tier))
+        return 0 if pool is None else pool.budgets()[1]
 
     def largest_tokens(self, ticket: Ticket) -> int:
         """Return the largest request of its class any node could hold, in tokens."""

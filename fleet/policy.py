@@ -26,11 +26,14 @@ from pydantic import (
 )
 
 from fleet.errors import InvalidPolicy
+from fleet.limiters import Limiters
 from fleet.outcomes import TIERS, Tier
 
 SCHEMA = "rhodeck.policy/1"
 MAX_DOCUMENT_BYTES = 1_000_000
 MAX_TENANTS = 2_000
+#: Three full tiers: more wait at no gateway, whatever is switched off.
+MAX_QUEUED_REQUESTS = 300_000
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
 Tokens = Annotated[int, Field(ge=0, le=10**12, strict=True)]
@@ -118,6 +121,10 @@ class Admission(_Part):
     """Tokens of advantage a waiting request gains per second (sjf_aging)."""
     size_classes: Annotated[tuple[SizeClass, ...], Field(max_length=8)] = ()
     """Optional bounds that keep long contexts from standing before short requests."""
+    max_waiting_requests: Annotated[int, Field(ge=1, le=MAX_QUEUED_REQUESTS, strict=True)] | None = None
+    """Bound of all tiers' queues together at one gateway; None: only the tiers' own bounds."""
+    max_waiting_tokens: Annotated[int, Field(ge=1, le=10**12, strict=True)] | None = None
+    """The same in tokens."""
 
 
 class Routing(_Part):
@@ -204,6 +211,8 @@ class Policy(_Part):
     """Tenant whose quota an unlisted tenant shares; None refuses unlisted tenants."""
     admission: Admission = Admission()
     """How the gate counts and orders."""
+    limiters: Limiters = Limiters()
+    """Which limits refuse, which only count, which are off."""
     routing: Routing = Routing()
     """How a node is chosen."""
     retry_after: RetryAfter = RetryAfter()

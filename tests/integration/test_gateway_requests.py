@@ -152,3 +152,35 @@ def test_what_a_client_sends_again_after_a_refusal_is_counted_as_repeated(
     assert gateway.metric("rhodeck_gateway_offered_total", tenant="acme") == 4
     assert gateway.metric("rhodeck_gateway_repeated_total", tenant="acme") == 2
     assert gateway.metric("rhodeck_gateway_oldest_wait_seconds", tier="interactive") == 0
+
+
+def test_a_limit_in_shadow_lets_requests_through_and_says_what_it_would_have_refused(
+    gateway: GatewayProcess, engine: FakeEngine
+) -> None:
+    document = assignment([engine], generation=2)
+    document["shares"]["acme"]["max_concurrent_requests"] = 0
+    document["policy"]["limiters"] = {"concurrent_requests": "shadow"}
+    assert gateway.push(document).status_code == 200
+    with gateway.client() as client:
+        whole = client.post("/v1/chat/completions", json=chat())
+        streamed = client.post("/v1/chat/completions", json=chat(stream=True))
+    for response in (whole, streamed):
+        assert response.status_code == 200
+        assert response.headers["x-rhodeck-would-refuse"] == "concurrent_requests"
+    counted = gateway.metric(
+        "rhodeck_gateway_would_refuse_total", tenant="acme", limiter="concurrent_requests"
+    )
+    assert counted == 2
+
+
+def test_every_answer_carries_the_requests_id(gateway: GatewayProcess, engine: FakeEngine) -> None:
+    document = assignment([engine], generation=2)
+    document["shares"]["acme"]["max_concurrent_requests"] = 0
+    with gateway.client() as client:
+        served = client.post("/v1/chat/completions", json=chat())
+        assert gateway.push(document).status_code == 200
+        refused = client.post("/v1/chat/completions", json=chat())
+    ids = [response.headers["x-request-id"] for response in (served, refused)]
+    assert [response.status_code for response in (served, refused)] == [200, 429]
+    assert len(set(ids)) == 2
+    assert [record["request_id"] for record in gateway.usage()] == ids[:1]

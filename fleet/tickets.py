@@ -1,0 +1,106 @@
+"""What a request is taken to need, and where it stands in its flow.
+
+Tokens are counts, times monotonic seconds. Output is booked at a quantile of what its endpoint produced so
+far, for each answer asked for, never above the client's own bound. Prevents: reserving `max_tokens`, or
+all there is when the client did not say, for an answer that is usually short.
+"""
+
+from __future__ import annotations
+
+from fleet.accounts import Account
+from fleet.lengths import OutputLengths
+from fleet.limiters import Limiter
+from fleet.offers import Lease, Request, Ticket
+from fleet.outcomes import TIERS, Tier
+from fleet.placement import Placement, size_class_of
+from fleet.policy import Admission, Policy, TierPolicy
+
+#: Tokens per second; pure shortest-job-first still breaks ties by arrival.
+_SLOWEST_AGING = 1e-3
+
+
+class Tickets:
+    """Makes tickets under the policy in force."""
+
+    def __init__(self, placement: Placement, prior_output_tokens: int) -> None:
+        """`prior_output_tokens` is booked for an answer until its endpoint has 200 completions."""
+        self._placement = placement
+        self.lengths = OutputLengths(prior_output_tokens)
+        self._admission = Admission()
+        self.tiers: dict[Tier, TierPolicy] = {}
+        self._next_id = 0
+
+    def apply(self, policy: Policy) -> None:
+        """Take in sizes, order and timeouts. Tickets already made keep theirs."""
+        self._admission = policy.admission
+        self.tiers = {tier: policy.tiers[tier] for tier in TIERS}
+
+    def output_tokens(self, request: Request, tier: Tier) -> int:
+        """Return the output to book. Without `max_tokens` at most half of the largest node's budget."""
+        quantile = self._admission.output_reservation_quantile
+        bound = request.max_tokens
+        if bound is None:
+            bound = self._placement.largest_budget(request.model, tier) // 2 or None
+        return self.lengths.reservation(request.model, request.endpoint, bound, quantile, request.choices)
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """Take in what a completed request produced, all its answers together."""
+        self.lengths.add(request.model, request.endpoint, output_tokens // max(request.choices, 1))
+
+    def make(
+        self,
+        request: Request,
+        account: Account,
+        tier: Tier,
+        now_s: float,
+        would_refuse: tuple[Limiter, ...] = (),
+    ) -> Ticket:
+        """Return a ticket for a request that came now."""
+        admission = self._admission
+        output_tokens = self.output_tokens(request, tier)
+        tokens = request.prompt_tokens + output_tokens
+        size_class = size_class_of(tokens, admission.size_classes) if admission.size_classes else None
+        key = now_s  # "as if it had come later by the time that aging takes to make up for its size"
+        if admission.order == "sjf_aging":
+            key += tokens / max(admission.aging_rate, _SLOWEST_AGING)
+        self._next_id += 1
+        ticket = Ticket(
+            self._next_id,
+            request,
+            account.name,
+            account.policy.weight,
+            tier,
+            None if size_class is None else size_class.name,
+            request.prompt_tokens,
+            output_tokens,
+            tokens,
+            now_s,
+            now_s + self.tiers[tier].queue_timeout_s,
+            key,
+        )
+        if would_refuse:
+            ticket.would_refuse = would_refuse
+        return ticket
+
+
+def lease_of(ticket: Ticket, node: str, now_s: float) -> Lease:
+    """Return the lease of a request that starts on `node` now."""
+    lease = Lease(
+        ticket.ticket_id,
+        ticket.request,
+        ticket.account,
+        ticket.tier,
+        node,
+        ticket.size_class,
+        ticket.prompt_tokens,
+        ticket.output_tokens,
+        ticket.tokens,
+        now_s - ticket.arrived_at_s,
+        now_s,
+    )
+    if ticket.would_refuse:
+        lease.would_refuse = ticket.would_refuse
+    if ticket.is_ghost or not ticket.is_charged:
+        lease.is_ghost = ticket.is_ghost
+        lease.is_charged = ticket.is_charged
+    return lease
