@@ -178,7 +178,7 @@ async def load(
     request = request_bytes(place.netloc, key, is_stream=is_stream)
     clients: list[Client] = []
     for _ in range(connections):
-        _, client = await loop.create_connection(Client, place.hostname, place.port)
+        _, client = await loop.create_connection(Client, place.hostname or "", place.port or 80)
         clients.append(client)
     finished, failed, waits = 0, 0, list[float]()
     until = loop.time() + seconds
