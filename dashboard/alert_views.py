@@ -32,21 +32,25 @@ def now(book: AlertBook, entry: AlertEntry | None, at: datetime, zone: Zone) -> 
 def over(book: AlertBook, _entry: AlertEntry | None, at: datetime, zone: Zone) -> None:
     """Draw what was resolved lately."""
     if book.resolved:
-        components.table(vm.over_rows(book.resolved, at, zone), tables.OVER, key="over")
+        components.table(vm.over_rows(book.resolved, at, zone), tables.OVER, key="over", is_wrapped=True)
     st.caption(vm.over_text(book.resolved))
 
 
 def rules(book: AlertBook, _entry: AlertEntry | None, _at: datetime, _zone: Zone) -> None:
     """Draw the rules in force."""
-    components.table(vm.rule_rows(book.rules), tables.RULES, key="rules")
+    components.table(vm.rule_rows(book.rules), tables.RULES, key="rules", is_wrapped=True)
 
 
 def notices(book: AlertBook, _entry: AlertEntry | None, at: datetime, zone: Zone) -> None:
     """Draw where notices go, and which went."""
     if book.webhooks:
-        components.table(vm.webhook_rows(book.webhooks, at, zone), tables.WEBHOOKS, key="webhooks")
+        components.table(
+            vm.webhook_rows(book.webhooks, at, zone), tables.WEBHOOKS, key="webhooks", is_wrapped=True
+        )
     if book.notices:
-        components.table(vm.notice_rows(book.notices, at, zone), tables.NOTICES, key="notices")
+        components.table(
+            vm.notice_rows(book.notices, at, zone), tables.NOTICES, key="notices", is_wrapped=True
+        )
     st.caption(vm.notices_text(book))
 
 

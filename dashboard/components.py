@@ -36,6 +36,8 @@ _go = st.components.v2.component("rhodeck_go", js=live_plot.GO_JS)
 STRIP = "[data-testid=stLayoutWrapper]:has(>.st-key-strip)"
 #: A table longer than this scrolls within itself.
 ROWS_AT_ONCE, LONG_TABLE_PX = 24, 880
+#: Height of a row whose words wrap: the table wraps from 65 px on.
+WRAPPED_ROW_PX = 72
 
 
 def live(draw: Callable[[], None], every_s: float | None) -> None:
@@ -133,12 +135,26 @@ def failure(exc: FleetError, *, title: str | None = None, also: str = "") -> Non
 
 
 def table(
-    rows: dict[str, list[Any]], columns: dict[str, Any], *, key: str, height: Any = "content"
+    rows: dict[str, list[Any]],
+    columns: dict[str, Any],
+    *,
+    key: str,
+    height: Any = "content",
+    is_wrapped: bool = False,
 ) -> None:
-    """Draw a table of columns. Lists are the columns' values, in the order of the rows."""
+    """Draw a table of columns. Lists are the columns' values, in the order of the rows.
+
+    `is_wrapped` gives each row three lines for what does not fit into one.
+    """
     with st.container(key=f"table_{key}"):
         st.dataframe(
-            rows, column_config=columns, hide_index=True, key=key, height=height, placeholder="\u2014"
+            rows,
+            column_config=columns,
+            hide_index=True,
+            key=key,
+            height=height,
+            placeholder="\u2014",
+            row_height=WRAPPED_ROW_PX if is_wrapped else None,
         )
 
 
@@ -158,6 +174,9 @@ def style() -> None:
         f"background:light-dark({LIGHT['backgroundColor']},{DARK['backgroundColor']})}}}}"
         "[data-testid=stBottomBlockContainer]{padding:.6rem 2rem 1rem!important}"
         f".stApp:has([data-testid=stExpandSidebarButton]) {STRIP}{{padding-left:2rem}}"
+        # narrow windows: the menu and the edges give their room to tables
+        "@media(max-width:64rem){[data-testid=stSidebar][aria-expanded=true]{width:11.5rem!important;"
+        "min-width:11.5rem!important}.stMainBlockContainer{padding:0 1rem 3rem!important}}"
         "h1{font-size:1.35rem!important;padding:0 0 .4rem 0!important}"
         "h3{font-size:1.05rem!important}</style>"
     )

@@ -35,6 +35,7 @@ function painted(spec, from) {
   layout.paper_bgcolor = "rgba(0,0,0,0)";
   layout.plot_bgcolor = "rgba(0,0,0,0)";
   layout.hoverlabel = {bgcolor: back, bordercolor: line, font: {color: text}};
+  for (const note of layout.annotations || []) { if (!note.bgcolor) note.bgcolor = back; }
   for (const name of Object.keys(layout)) {
     if (/^[xy]axis[0-9]*$/.test(name)) {
       layout[name] = {gridcolor: line, linecolor: line, zerolinecolor: line, ...layout[name]};

@@ -23,21 +23,21 @@ def _figure(label: str, help_: str | None = None) -> Any:
 
 
 NODES: dict[str, Any] = {
-    "node": column.LinkColumn("Node", display_text=r"node=(.+)$"),
-    "pool": column.TextColumn("Pool"),
-    "state": column.TextColumn("State, age"),
+    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=90),
+    "state": column.TextColumn("State, age", width=125),
     "rho": column.NumberColumn("rho", format="%.2f", help="1.0 is the capacity", width=60),
     "rho bar": _bar(1.2, "rho, from 0 to 1.2"),
-    "interval": column.TextColumn("Interval"),
-    "grade": column.TextColumn("Grade"),
-    "arrivals": column.NumberColumn("Req/s", format="%.2f", help="Arrivals at the node"),
-    "running": column.NumberColumn("Running"),
-    "waiting": column.NumberColumn("Waiting"),
     "kv": column.NumberColumn("KV used", format="%.0f %%", width=80),
+    "waiting": column.NumberColumn("Waiting", width=75),
+    "why": column.LinkColumn("Unknown?", display_text="why", help="What is wrong with its data", width=85),
+    "running": column.NumberColumn("Running", width=75),
+    "arrivals": column.NumberColumn("Req/s", format="%.2f", help="Arrivals at the node", width=75),
+    "interval": column.TextColumn("Interval"),
+    "grade": column.TextColumn("Grade", width=60),
     "kv bar": _bar(100, "KV used, from 0 to 100 %"),
     "flags": column.TextColumn("Remarks"),
     "last problem": column.TextColumn("Last problem"),
-    "why": column.LinkColumn("Unknown?", display_text="why", help="What is wrong with its data", width=80),
+    "pool": column.TextColumn("Pool"),
 }
 RHO: dict[str, Any] = {
     "subject": column.TextColumn("Of"),
@@ -67,20 +67,20 @@ LIMITS: dict[str, Any] = {
     "capacity": _figure("Capacity"),
 }
 TRAFFIC: dict[str, Any] = {
-    "tenant": column.TextColumn("Tenant"),
-    "tier": column.TextColumn("Tier", width="small"),
-    "offered": column.NumberColumn("Offered", format="localized"),
-    "admitted": column.NumberColumn("Admitted", format="localized"),
-    "refused": column.NumberColumn("Refused", format="localized"),
-    "refused %": column.NumberColumn("Refused, %", format="%.1f %%"),
-    "why": column.TextColumn("Why refused", width=170),
-    "tokens/s": column.NumberColumn("Output tokens/s", format="localized"),
-    "wait p95": _figure("Queue wait p95", "At the gateways"),
+    "tenant": column.TextColumn("Tenant", width=110),
+    "tier": column.TextColumn("Tier", width=95),
+    "offered": column.NumberColumn("Offered", format="localized", width=80),
+    "refused %": column.NumberColumn("Refused", format="%.1f %%", width=80),
+    "wait p95": _figure("Wait p95", "Queue wait at the gateways"),
     "TTFT p95": _figure(
         "TTFT p95",
         "At the gateways: with their queue and the way to the engine and back. Streams only: an answer in "
         "one piece has no first token.",
     ),
+    "why": column.TextColumn("Why refused", width=170),
+    "admitted": column.NumberColumn("Admitted", format="localized"),
+    "refused": column.NumberColumn("Refused, requests", format="localized"),
+    "tokens/s": column.NumberColumn("Output tokens/s", format="localized"),
 }
 LATENCY: dict[str, Any] = {
     "latency": column.TextColumn("Latency"),
@@ -192,14 +192,11 @@ AUDIT: dict[str, Any] = {
 }
 QUALITY: dict[str, Any] = {
     "severity": column.TextColumn("How bad", width=85),
-    "source": column.LinkColumn("Source", display_text=r"#(.+)$", width=90),
-    "what": column.TextColumn("What", width=175),
-    "metric": column.TextColumn("Metric, engine", width=130),
-    "affects": column.TextColumn("Affects", width=250, help="Numbers that are unknown or worse for it"),
-    "since": column.TextColumn("Since", width=165),
-    "lasted": column.TextColumn("Lasted", width=70),
-    "detail": column.TextColumn("Detail", width=330),
-    "do": column.TextColumn("What to do", width=480),
+    "source": column.LinkColumn("Source", display_text=r"#(.+)$", width=85),
+    "what": column.TextColumn("What", width=165),
+    "affects": column.TextColumn("Affects", width=150, help="Numbers that are unknown or worse for it"),
+    "since": column.TextColumn("Since", width=100),
+    "lasted": column.TextColumn("Lasted", width=75, alignment="right"),
 }
 EVIDENCE: dict[str, Any] = {
     "evidence": column.TextColumn("Evidence", width=250),

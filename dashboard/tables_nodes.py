@@ -12,32 +12,32 @@ import streamlit as st
 column = st.column_config
 
 REGISTRY: dict[str, Any] = {
-    "node": column.LinkColumn("Node", display_text=r"node=(.+)$"),
-    "pool": column.TextColumn("Pool"),
-    "address": column.TextColumn("Address"),
-    "state": column.TextColumn("State", help="Draining and resting nodes are in no sum and raise no alarm"),
-    "seen": column.TextColumn("Last sample"),
-    "origin": column.TextColumn("Added", help="By hand, or by the discovery source of that name"),
-    "missing": column.TextColumn("Missing", help="Its source names it no more"),
-    "price class": column.TextColumn("Price class"),
+    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=85),
+    "state": column.TextColumn(
+        "State",
+        width=125,
+        help="Draining and resting nodes are in no sum; missing: its source names it no more",
+    ),
+    "seen": column.TextColumn("Last sample", width=90),
+    "origin": column.TextColumn("Added", width=75, help="By hand, or by the discovery source of that name"),
+    "pool": column.TextColumn("Pool, price class", width=105),
+    "address": column.TextColumn("Address", width=140),
 }
 SOURCES: dict[str, Any] = {
-    "source": column.TextColumn("Source"),
-    "kind": column.TextColumn("Kind"),
-    "pool": column.TextColumn("Pool"),
-    "state": column.TextColumn("State"),
-    "answered": column.TextColumn("Last good answer"),
-    "nodes": column.NumberColumn("Nodes"),
-    "missing": column.NumberColumn("Missing"),
-    "where": column.TextColumn("Where"),
-    "problem": column.TextColumn("Problem, or what was left out", width="large"),
+    "source": column.TextColumn("Source", width=90),
+    "state": column.TextColumn("State", width=85),
+    "answered": column.TextColumn("Last good answer", width=115),
+    "nodes": column.NumberColumn("Nodes", width=60),
+    "missing": column.NumberColumn("Missing", width=65),
+    "pool": column.TextColumn("Pool", width=85),
+    "where": column.TextColumn("Where", width=150),
 }
 PAGES: dict[str, Any] = {
     "page": column.TextColumn("Page"),
     "of": column.TextColumn("Of"),
     "dialect": column.TextColumn("Dialect"),
-    "state": column.TextColumn("State", width="large"),
-    "seen": column.TextColumn("Last read"),
+    "state": column.TextColumn("State", width=190),
+    "seen": column.TextColumn("Last read", width=100),
     "from": column.TextColumn("From"),
     "not exported": column.TextColumn(
         "Not exported by this engine", help="Quantities this engine family has no metric for"

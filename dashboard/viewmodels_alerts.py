@@ -231,15 +231,15 @@ def range_holding(age_s: float) -> str:
 def over_rows(entries: Sequence[AlertEntry], at: datetime, zone: Zone) -> dict[str, list[Any]]:
     """Return resolved alerts by column."""
     return {
-        "severity": [entry.severity for entry in entries],
         "what": [_title(entry) for entry in entries],
         "subject": [entry.subject or "the fleet" for entry in entries],
-        "opened": [zone.stamp(entry.opened_at) for entry in entries],
         "lasted": [_lasted(entry) for entry in entries],
         "ended": [zone.since(entry.resolved_at, at) for entry in entries],
         "why": [str(entry.detail.get("resolved", UNKNOWN)) for entry in entries],
-        "by": [entry.acknowledged_by or UNKNOWN for entry in entries],
         "told": ["told" if entry.notified_at else "nobody" for entry in entries],
+        "severity": [entry.severity for entry in entries],
+        "by": [entry.acknowledged_by or UNKNOWN for entry in entries],
+        "opened": [zone.stamp(entry.opened_at) for entry in entries],
         "said": [entry.summary for entry in entries],
     }
 
@@ -261,13 +261,13 @@ def rule_rows(views: Sequence[RuleView]) -> dict[str, list[Any]]:
     return {
         "rule": [f"/alerts?runbook={rule.name}" for rule in rules],
         "what": [rule.title for rule in rules],
-        "about": [", ".join(rule.scopes) for rule in rules],
         "state": [
             f"{SIGNS['good']} on" if rule.is_enabled else f"{SIGNS['unknown']} off" for rule in rules
         ],
-        "severity": [rule.severity_words for rule in rules],
         "opens": [rule.opens_words for rule in rules],
         "resolves": [rule.resolves_words for rule in rules],
+        "severity": [rule.severity_words for rule in rules],
+        "about": [", ".join(rule.scopes) for rule in rules],
         "by": [view.updated_by if view.changes else "as delivered" for view in views],
     }
 
@@ -282,12 +282,12 @@ def webhook_rows(views: Sequence[WebhookView], at: datetime, zone: Zone) -> dict
     """Return webhooks by column."""
     return {
         "webhook": [view.name for view in views],
-        "kind": [view.kind for view in views],
-        "url": [view.url for view in views],
         "state": [_webhook_state(view) for view in views],
         "taken": [zone.since(view.last_ok_at, at) for view in views],
         "pending": [view.pending for view in views],
         "dead": [view.dead for view in views],
+        "url": [view.url for view in views],
+        "kind": [view.kind for view in views],
         "failed": [
             f"{zone.since(view.last_error_at, at)}: {view.last_error}" if view.last_error else UNKNOWN
             for view in views
@@ -311,12 +311,12 @@ def notice_rows(views: Sequence[NoticeView], at: datetime, zone: Zone) -> dict[s
     return {
         "at": [zone.since(view.at, at) for view in views],
         "kind": [view.kind for view in views],
-        "rule": [view.rule for view in views],
         "said": [view.summary for view in views],
         "to": [
             ", ".join(f"{name}: {_delivery(*how)}" for name, how in view.deliveries.items()) or "nobody"
             for view in views
         ],
+        "rule": [view.rule for view in views],
     }
 
 

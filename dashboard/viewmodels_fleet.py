@@ -230,20 +230,20 @@ def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
     kv = kept([None if n.kv_used_ratio is None else 100 * n.kv_used_ratio for n in rows])
     return {
         "node": [f"/node?node={n.name}" for n in rows],
-        "pool": [n.pool for n in rows],
         "state": [node_state_text(n.freshness, n.age_s, n.state, n.flags) for n in rows],
         "rho": kept([n.rho for n in rows]),
         "rho bar": kept([n.rho for n in rows]),
+        "kv": kv,
+        "waiting": kept([n.waiting for n in rows]),
+        "why": [_explained_at(n) for n in rows],
+        "running": kept([n.running for n in rows]),
+        "arrivals": kept([n.arrival_rate for n in rows]),
         "interval": kept([words.interval(n.rho_low, n.rho_high) or None for n in rows]),
         "grade": kept([n.grade for n in rows]),
-        "arrivals": kept([n.arrival_rate for n in rows]),
-        "running": kept([n.running for n in rows]),
-        "waiting": kept([n.waiting for n in rows]),
-        "kv": kv,
         "kv bar": kv,
         "flags": [", ".join(n.flags) for n in rows],
         "last problem": [n.last_failure_reason for n in rows],
-        "why": [_explained_at(n) for n in rows],
+        "pool": [n.pool for n in rows],
     }
 
 
@@ -280,13 +280,13 @@ def traffic_rows(found: Traffic) -> dict[str, list[Any]]:
         "tenant": [t.tenant for t in traffic],
         "tier": [t.tier.replace("_", "-") for t in traffic],
         "offered": [t.offered for t in traffic],
-        "admitted": [t.dispatched for t in traffic],
-        "refused": [t.refused_total if t.offered is not None else None for t in traffic],
         "refused %": [100 * t.refused_total / t.offered if t.offered else None for t in traffic],
-        "why": [why_refused(t) for t in traffic],
-        "tokens/s": [_tokens_per_s(t, found.covered_s) for t in traffic],
         "wait p95": [words.quantile(t.queue_wait.p95) for t in traffic],
         "TTFT p95": [words.quantile(t.ttft.p95) for t in traffic],
+        "why": [why_refused(t) for t in traffic],
+        "admitted": [t.dispatched for t in traffic],
+        "refused": [t.refused_total if t.offered is not None else None for t in traffic],
+        "tokens/s": [_tokens_per_s(t, found.covered_s) for t in traffic],
     }
 
 

@@ -60,9 +60,10 @@ def node_rows(registry: Registry, now: datetime, zone: Zone) -> dict[str, list[A
     origins = [registry.origins.get(node.name) for node in nodes]
     return {
         "node": [f"node?node={quote(node.name)}" for node in nodes],
-        "pool": [node.pool for node in nodes],
-        "address": [node.base_url for node in nodes],
-        "state": [f"{SIGNS[_STATE_TONES.get(n.state, 'unknown')]} {n.state}" for n in nodes],
+        "state": [
+            f"{SIGNS[_STATE_TONES.get(n.state, 'unknown')]} {n.state}{_missing(origin, now, zone)}"
+            for n, origin in zip(nodes, origins, strict=True)
+        ],
         "seen": [
             f"{SIGNS[_LOOKS.get(n.freshness, 'unknown')]} {age(n.age_s)} ago"
             if n.age_s is not None
@@ -70,8 +71,8 @@ def node_rows(registry: Registry, now: datetime, zone: Zone) -> dict[str, list[A
             for n in nodes
         ],
         "origin": [_origin(origin) for origin in origins],
-        "missing": [_missing(origin, now, zone) for origin in origins],
-        "price class": [node.price_class for node in nodes],
+        "pool": [f"{node.pool}, {node.price_class.replace('_', ' ')}" for node in nodes],
+        "address": [node.base_url for node in nodes],
     }
 
 
@@ -84,21 +85,19 @@ def _missing(origin: OriginView | None, now: datetime, zone: Zone) -> str:
         return ""
     left_s = (origin.removed_after - now).total_seconds()
     until = f"removed in {age(left_s)}" if left_s > 0 else "removed at its source's next answer"
-    return f"since {zone.clock(origin.missing_since)}, {until}"
+    return f", missing since {zone.clock(origin.missing_since)}, {until}"
 
 
 def source_rows(sources: Sequence[SourceView], now: datetime, zone: Zone) -> dict[str, list[Any]]:
     """Return discovery sources by column."""
     return {
         "source": [source.name for source in sources],
-        "kind": [source.kind for source in sources],
-        "pool": [source.pool for source in sources],
         "state": [_state(source) for source in sources],
         "answered": [zone.since(source.answered_at, now) for source in sources],
         "nodes": [source.nodes for source in sources],
         "missing": [source.missing for source in sources],
-        "where": [_where(source) for source in sources],
-        "problem": [source.problem or "; ".join(source.remarks) for source in sources],
+        "pool": [source.pool for source in sources],
+        "where": [f"{source.kind}: {_where(source)}" for source in sources],
     }
 
 

@@ -20,6 +20,7 @@ from dashboard.words import Tone
 from fleet.quality_kinds import Severity
 
 OURSELVES = "controller"
+NAMES_SHOWN = 3
 TONES: dict[str, Tone] = {Severity.FAULT: "act", Severity.WARNING: "watch", Severity.NOTE: "plain"}
 MEANS = {
     Severity.FAULT: "numbers are unknown",
@@ -71,19 +72,34 @@ def rows(
     columns: dict[str, list[Any]] = {
         "severity": [f"{SIGNS[TONES.get(v.severity, 'unknown')]} {v.severity}" for v in views],
         "source": [_link(v) for v in views],
-        "what": [v.title for v in views],
-        "metric": [
-            ", ".join(part for part in (v.metric, v.engine and f"engine {v.engine}") if part) for v in views
-        ],
+        "what": [f"{v.title}: {about}" if (about := _about(v)) else v.title for v in views],
         "affects": [", ".join(v.affects) or words.UNKNOWN for v in views],
         "since": [zone.since(v.since, now) for v in views],
         "lasted": [age(((v.until or now) - v.since).total_seconds()) for v in views],
-        "detail": [v.detail for v in views],
-        "do": [v.do.replace("`", "") for v in views],
     }
-    if not has_ended:
-        del columns["lasted"]
+    del columns["affects" if has_ended else "lasted"]
     return columns
+
+
+def _about(view: FindingView) -> str:
+    """Return which metric and engine of its source a finding is about; "" for all of it."""
+    return ", ".join(part for part in (view.metric, view.engine and f"engine {view.engine}") if part)
+
+
+def what_to_do(views: Sequence[FindingView]) -> list[str]:
+    """Return each kind of finding once: where it stands, the newest detail and what to do about it."""
+    kinds: dict[str, list[FindingView]] = {}
+    for view in views:
+        kinds.setdefault(view.title, []).append(view)
+    return [_kind_text(title, found) for title, found in kinds.items()]
+
+
+def _kind_text(title: str, found: Sequence[FindingView]) -> str:
+    names = list(dict.fromkeys(source_name(v) for v in found))
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    newest = max(found, key=lambda v: v.since)
+    example = f" {source_name(newest)}: {newest.detail}." if newest.detail else ""
+    return f"{title} ({', '.join(names[:NAMES_SHOWN])}{more}).{example} {newest.do}".strip()
 
 
 def _link(view: FindingView) -> str:

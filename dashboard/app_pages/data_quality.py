@@ -30,12 +30,16 @@ def live() -> None:
     ended = [view for view in views if not view.is_open]
     st.subheader("Standing now")
     if standing:
-        components.table(vm.rows(standing, at, chosen.zone), tables.QUALITY, key="standing")
+        rows = vm.rows(standing, at, chosen.zone)
+        components.table(rows, tables.QUALITY, key="standing", is_wrapped=True)
+        st.markdown("**In full, and what to do**")
+        components.lines(vm.what_to_do(standing))
     else:
         st.markdown("Nothing stands.")
     st.subheader("Ended in the chosen range")
     if ended:
-        components.table(vm.rows(ended, at, chosen.zone, has_ended=True), tables.QUALITY, key="ended")
+        rows = vm.rows(ended, at, chosen.zone, has_ended=True)
+        components.table(rows, tables.QUALITY, key="ended")
     else:
         st.markdown("Nothing ended in this range.")
     st.caption(vm.cut_text(found.value))

@@ -38,7 +38,9 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
     with right:
         st.subheader("Checklist")
         if book.checks:
-            components.table(vm.check_rows(book.checks), tables_months.CHECKS, key="checks")
+            components.table(
+                vm.check_rows(book.checks), tables_months.CHECKS, key="checks", is_wrapped=True
+            )
         else:
             st.markdown(words.plain(f"{month} is {book.spend.state}: nothing is to be checked."))
     adjustments = vm.adjustment_rows(book.spend)

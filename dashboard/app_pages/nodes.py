@@ -21,13 +21,15 @@ def live() -> None:
     registry = found.value
     components.verdict(*vm.summary(registry, at))
     if registry.nodes:
-        components.table(vm.node_rows(registry, at, chosen.zone), tables_nodes.REGISTRY, key="registry")
+        components.table(
+            vm.node_rows(registry, at, chosen.zone), tables_nodes.REGISTRY, key="registry", is_wrapped=True
+        )
     else:
         st.markdown("No node is registered.")
     st.subheader("Discovery sources")
     if registry.sources:
         rows = vm.source_rows(registry.sources, at, chosen.zone)
-        components.table(rows, tables_nodes.SOURCES, key="sources")
+        components.table(rows, tables_nodes.SOURCES, key="sources", is_wrapped=True)
         components.lines(vm.source_lines(registry.sources))
     else:
         st.markdown("No source is registered: nodes come and go by hand only.")

@@ -28,11 +28,13 @@ def test_it_lists_what_stands_worst_first_and_what_ended(findings: Show) -> None
     assert column(at, "severity") == ["✖ fault"] * 3 + ["▲ warning"] * 2 + ["• note"]
     standing, ended = (table.value for table in at.dataframe)
     assert "lasted" not in standing.columns
+    said = text(at)
+    assert "In full, and what to do" in said
     assert sorted(zip(ended["what"], ended["lasted"], strict=True)) == [
-        ("Restarted", "0 s"),
+        ("Restarted: engine 0", "0 s"),
         ("Rounds missed", "10 s"),
     ]
-    kv = standing[standing["metric"] == "kv_used_ratio"].iloc[0]
+    kv = standing[standing["what"] == "Metric missing: kv_used_ratio"].iloc[0]
     assert "KV use" in kv["affects"]
     assert kv["source"] == "/node?node=n1#n1"
 

@@ -132,10 +132,10 @@ def test_origins_and_missing_nodes_are_told(full: Show, dashboard_on: FreshDatab
     at = full("nodes")
     assert "1 node missing from discovery" in text(at)
     assert column(at, "origin") == ["by hand", "sd", "by hand"]
-    missing = column(at, "missing")
-    assert missing[0] == ""
-    assert missing[1].startswith("since ")
-    assert "removed in 8 min" in missing[1]  # missing for 2 min of a grace of 10
+    states = column(at, "state")
+    assert states[0] == "\u2713 active"
+    assert states[1].startswith("\u2713 active, missing since ")
+    assert "removed in 8 min" in states[1]  # missing for 2 min of a grace of 10
 
 
 def test_a_failing_source_is_no_green_page(full: Show, dashboard_on: FreshDatabase) -> None:
@@ -143,7 +143,6 @@ def test_a_failing_source_is_no_green_page(full: Show, dashboard_on: FreshDataba
     at = full("nodes")
     assert "Discovery fails at sd" in text(at)
     assert "its nodes stay as they are" in text(at)
-    assert column(at, "problem") == ["the file /n.json cannot be read"]
     assert "sd fails: the file /n.json cannot be read" in text(at).replace("\\", "")
 
 
