@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from control import (
     api_alerts,
+    api_exports,
     api_finance,
     api_nodes,
     commands_policy,
@@ -41,18 +42,12 @@ from control.diagnosis_report import as_json
 from control.http_errors import status_code
 from control.openapi import document
 from control.queries_quality import findings
-from control.queries_spend import month_file
 from control.roles import Actor, Role
 from control.status_report import status_report
 from control.tokens import ApiToken, Scope, authenticate
 from fleet.clock import Clock
-from fleet.errors import (
-    FleetError,
-    InvalidInput,
-    NotFound,
-    Unauthenticated,
-    Unavailable,
-)
+from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated, Unavailable
+from fleet.focus import Issuer
 
 MAX_BODY_BYTES = 2_000_000
 
@@ -64,6 +59,7 @@ class ApiDeps:
     engine: Engine
     clock: Clock
     zone: ZoneInfo
+    issuer: Issuer = field(default_factory=Issuer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/policy", _policy, Scope.POLICY_READ),
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
-        route("/api/v1/spend/{month}.csv", _spend_csv, Scope.SPEND_READ),
+        route(api_exports.SPEND_PATH, _spend_file, Scope.SPEND_READ),
         route("/api/v1/months", _months, Scope.SPEND_READ),
         *(
             route(call.path, _called(call), call.scope, call.method)
@@ -309,14 +305,10 @@ def _published(made: commands_policy.Published) -> Response:
     return _json({"revision": made.number, "digest": made.digest, "rollout": made.rollout_id}, 201)
 
 
-def _spend_csv(session: Session, deps: ApiDeps, asked: Asked) -> Response:
-    now, month = deps.clock.now(), asked.request.path_params["month"]
-    export = month_file(session, month, zone=deps.zone, now=now)
-    return Response(
-        export.body,
-        media_type="text/csv; charset=utf-8",
-        headers=export.headers(),
-    )
+def _spend_file(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    path, query = asked.request.path_params, asked.request.query_params
+    now = deps.clock.now()
+    return api_exports.spend_file(session, path, query, zone=deps.zone, now=now, issuer=deps.issuer)[1]
 
 
 def _months(session: Session, deps: ApiDeps, _asked: Asked) -> Response:

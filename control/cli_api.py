@@ -13,6 +13,7 @@ import uvicorn
 from control.api import ApiDeps, build_app
 from control.database import make_engine, require_head
 from control.database_url import resolve_dsn
+from control.export_month import issuer_of
 from control.settings import load_settings
 from fleet import logs
 from fleet.clock import SystemClock
@@ -28,7 +29,8 @@ def api(host: str | None, port: int | None) -> None:
     engine = make_engine(resolve_dsn(settings))
     try:
         require_head(engine)
-        app = build_app(ApiDeps(engine, SystemClock(), ZoneInfo(settings.finance_timezone)))
+        zone = ZoneInfo(settings.finance_timezone)
+        app = build_app(ApiDeps(engine, SystemClock(), zone, issuer_of(settings)))
         uvicorn.run(
             app,
             host=host or settings.api_host,

@@ -1,17 +1,13 @@
 """`rhodeck spend` and `rhodeck prices`: a month's money on the terminal and as a file.
 
-Files are written beside and renamed, so a failed export leaves nothing behind. Prevents: half a file
-that looks like a whole one.
+Files are written whole or not at all (`control/export_file.py`). Prevents: half a file that looks like a
+whole one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 import sys
-import tempfile
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,8 +18,10 @@ import click
 from control import cli_spend_days
 from control import prices as price_book
 from control.cli_session import me, transaction
-from control.exports import Export, status_of
-from control.queries_spend import month_file, month_spend
+from control.export_file import write_whole
+from control.export_month import issuer_of, month_in
+from control.exports import FORMATS, LAYOUTS, Format, Layout, status_of
+from control.queries_spend import month_spend
 from control.settings import load_settings
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
@@ -84,42 +82,27 @@ def _as_json(found: MonthSpend, by_tenant: dict[str, Decimal]) -> dict[str, obje
 @spend.command()
 @click.argument("month")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: standard output.")
-def export(month: str, out: Path | None) -> None:
-    """Write MONTH as CSV. Whole or refused; rows, total and sha256 go to standard error."""
-    now, zone = SystemClock().now(), ZoneInfo(load_settings().finance_timezone)
+@click.option("--format", "fmt", type=click.Choice(FORMATS), default="csv", show_default=True)
+@click.option("--layout", type=click.Choice(LAYOUTS), default="plain", show_default=True)
+@click.option("--manifest", is_flag=True, help="Write FILE.manifest.json beside the file too.")
+def export(month: str, out: Path | None, fmt: Format, layout: Layout, manifest: bool) -> None:
+    """Write MONTH as a file. Whole or refused; rows, total and sha256 go to standard error."""
+    settings, now = load_settings(), SystemClock().now()
+    zone = ZoneInfo(settings.finance_timezone)
+    if manifest and out is None:
+        raise InvalidInput(
+            "a manifest stands beside a file", hint="Name the file with --out", field="--manifest"
+        )
     with transaction() as session:
-        made = month_file(session, month, zone=zone, now=now)
+        made = month_in(session, month, fmt, layout, zone=zone, now=now, issuer=issuer_of(settings))
     if out is None:
         sys.stdout.buffer.write(made.body)
         sys.stdout.buffer.flush()
     else:
-        _write(made, out)
+        write_whole(out, made.body)
+    if manifest and out is not None:
+        write_whole(out.with_name(f"{out.name}.manifest.json"), made.manifest_file())
     click.echo(json.dumps(made.manifest()), err=True)
-
-
-def _write(made: Export, out: Path) -> None:
-    beside: Path | None = None
-    try:
-        target = out.resolve()
-        mode = target.stat().st_mode if target.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):  # renaming over a device would remove the device
-            raise InvalidInput(f"{out} cannot be written: it is not a file", field="--out")
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".rhodeck-", delete=False) as file:
-            beside = Path(file.name)
-            if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
-            file.write(made.body)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
-    except (OSError, RuntimeError) as exc:  # RuntimeError: links in a circle
-        if beside is not None:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-        reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-        raise InvalidInput(
-            f"{out} cannot be written: {reason}", hint="Choose a folder that exists", field="--out"
-        ) from exc
 
 
 @click.group()

@@ -1,8 +1,8 @@
-"""A month's spend as a file: plain CSV, whole or refused, with a manifest that can be checked.
+"""A month's spend as a file: whole or refused, in a plain shape and in FOCUS, with a manifest to check it.
 
-RFC 4180, UTF-8, fixed-point decimals, rows in a fixed order. Text that a spreadsheet would run as a
-formula gets a leading apostrophe. Prevents: an export that stops half-way, and a tenant's name that runs
-code on finance's machine.
+The plain CSV is the canonical file: closing a month seals its bytes. XLSX and Parquet carry the same lines
+and name the canonical file's checksum. Every file is read back and held against the month before anybody
+gets it. Prevents: an export that stops half-way, and files of one month that disagree.
 """
 
 from __future__ import annotations
@@ -10,35 +10,40 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import Literal
 
-from fleet.errors import Conflict
+from control.export_table import Cell, Column, Kind, Table, csv_bytes
+from fleet import focus, focus_columns
+from fleet.errors import Conflict, InvalidInput
+from fleet.focus import Issuer
 from fleet.spend import MonthSpend, SpendLine
 
-COLUMNS = (
-    "month",
-    "time_zone",
-    "status",
-    "line",
-    "tenant",
-    "tier",
-    "model",
-    "pool",
-    "requests",
-    "prompt_tokens",
-    "output_tokens",
-    "engine_seconds",
-    "node_hours",
-    "amount_usd",
-    "method",
-    "adjusts",
-    "note",
+Format = Literal["csv", "xlsx", "parquet"]
+Layout = Literal["plain", "focus", "focus-1.2"]
+LAYOUTS: tuple[Layout, ...] = ("plain", "focus", "focus-1.2")
+MEDIA_TYPES: dict[Format, str] = {
+    "csv": "text/csv; charset=utf-8",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "parquet": "application/vnd.apache.parquet",
+}
+FORMATS: tuple[Format, ...] = tuple(MEDIA_TYPES)
+PLAIN = "rhodeck-spend/1"
+_PLAIN = (
+    Column("month", "month"),
+    *map(Column, ("time_zone", "status", "line", "tenant", "tier", "model", "pool")),
+    *(Column(name, "integer") for name in ("requests", "prompt_tokens", "output_tokens")),
+    Column("engine_seconds", "decimal", 3),
+    Column("node_hours", "decimal", 6),
+    Column("amount_usd", "decimal", 2),
+    *map(Column, ("method", "adjusts", "note")),
 )
-#: Leading characters a spreadsheet takes for a formula, full-width forms included.
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+COLUMNS = tuple(column.name for column in _PLAIN)
+_FOCUS_KINDS: dict[str, Kind] = {"text": "text", "json": "text", "time": "time", "integer": "integer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,12 @@ class Export:
     rows: int
     total_usd: Decimal
     generated_at: datetime
+    schema: str = PLAIN
+    media_type: str = MEDIA_TYPES["csv"]
+    canonical_sha256: str = ""  # of the month's plain CSV
+    month: str = ""
+    state: str = ""
+    time_zone: str = ""
 
     def headers(self) -> dict[str, str]:
         """Return the HTTP headers of a download: name, checksum, and what the file must add up to."""
@@ -59,6 +70,7 @@ class Export:
             "ETag": f'"{self.sha256}"',
             "X-Rhodeck-Rows": str(self.rows),
             "X-Rhodeck-Total-USD": str(self.total_usd),
+            "X-Rhodeck-Schema": self.schema,
             "Cache-Control": "no-store",
         }
 
@@ -66,44 +78,87 @@ class Export:
         """Return what a receiver needs to verify the file."""
         return {
             "file": self.file_name,
+            "schema": self.schema,
+            "month": self.month,
+            "state": self.state,
+            "time_zone": self.time_zone,
             "sha256": self.sha256,
+            "canonical_sha256": self.canonical_sha256,
             "rows": self.rows,
             "total_usd": str(self.total_usd),
             "generated_at": self.generated_at.isoformat(),
         }
 
+    def manifest_file(self) -> bytes:
+        """Return the manifest as a JSON file."""
+        return json.dumps(self.manifest(), indent=2).encode() + b"\n"
+
 
 def spend_csv(spend: MonthSpend, now: datetime) -> Export:
-    """Return the month as CSV. Raises Conflict when node time has no price: a partial file would lie."""
-    if spend.unpriced_node_hours:
-        raise Conflict(
-            f"{spend.unpriced_node_hours:.2f} node-hours of {spend.month.name} have no price",
-            hint="Add one with `rhodeck prices add`, effective from the start of the month",
-        )
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_row(spend, line) for line in spend.lines)
-    body = out.getvalue().encode()
-    return Export(
-        file_name=f"spend_{spend.month.name}_{status_of(spend)}.csv",
-        body=body,
-        sha256=hashlib.sha256(body).hexdigest(),
-        rows=len(spend.lines),
-        total_usd=spend.total_usd,
-        generated_at=now,
-    )
+    """Return the month as its canonical file. Raises Conflict when node time has no price."""
+    return month_export(spend, "csv", "plain", now=now)
 
 
 def closed_csv(spend: MonthSpend, body: bytes, now: datetime) -> Export:
-    """Return a closed month's file: the bytes kept when it was closed."""
-    return Export(
-        file_name=f"spend_{spend.month.name}_closed.csv",
-        body=body,
-        sha256=hashlib.sha256(body).hexdigest(),
+    """Return a closed month's canonical file: the bytes kept when it was closed."""
+    return month_export(spend, "csv", "plain", now=now, canonical=body)
+
+
+def month_export(
+    spend: MonthSpend,
+    fmt: Format,
+    layout: Layout,
+    *,
+    now: datetime,
+    issuer: Issuer | None = None,
+    canonical: bytes | None = None,
+) -> Export:
+    """Return the month as a file. `canonical`: the kept bytes of a closed month's plain CSV.
+
+    Raises Conflict when node time has no price (a partial file would lie), when lines do not sum to the
+    month or rows do not hold what FOCUS asks; InvalidInput if a spreadsheet cannot hold it.
+    """
+    _require_whole(spend)
+    if canonical is None:
+        canonical = csv_bytes(_plain(spend))
+    version = _VERSIONS[layout]
+    made = Export(
+        file_name=_file_name(spend, fmt, layout),
+        body=b"",
+        sha256="",
         rows=len(spend.lines),
         total_usd=spend.total_usd,
         generated_at=now,
+        schema=PLAIN if version is None else f"FOCUS {version}",
+        media_type=MEDIA_TYPES[fmt],
+        canonical_sha256=hashlib.sha256(canonical).hexdigest(),
+        month=spend.month.name,
+        state=status_of(spend),
+        time_zone=spend.month.zone,
+    )
+    if layout == "plain" and fmt == "csv":
+        return _checked(made, canonical, fmt)
+    table = _plain(spend) if version is None else _focus(spend, issuer or Issuer(), version)
+    return _checked(made, _WRITERS[fmt](table, _about(made), spend), fmt)
+
+
+def format_named(text: str) -> Format:
+    """Return the format called `text`. Raises InvalidInput."""
+    for each in FORMATS:
+        if text == each:
+            return each
+    raise InvalidInput(
+        f"there is no format {text[:20]!r}", hint=f"One of {', '.join(FORMATS)}", field="format"
+    )
+
+
+def layout_named(text: str) -> Layout:
+    """Return the layout called `text`. Raises InvalidInput."""
+    for each in LAYOUTS:
+        if text == each:
+            return each
+    raise InvalidInput(
+        f"there is no layout {text[:20]!r}", hint=f"One of {', '.join(LAYOUTS)}", field="layout"
     )
 
 
@@ -114,28 +169,136 @@ def status_of(spend: MonthSpend) -> str:
     return "estimated" if spend.is_estimated else "complete"
 
 
-def neutralised(text: str) -> str:
-    """Return `text` so that no spreadsheet runs it: a leading apostrophe where it would."""
-    return f"'{text}" if text.lstrip(" ").startswith(FORMULA_STARTS) else text
+_VERSIONS: dict[Layout, focus_columns.FocusVersion | None] = {
+    "plain": None,
+    "focus": focus_columns.VERSIONS[0],
+    "focus-1.2": "1.2",
+}
 
 
-def _row(spend: MonthSpend, line: SpendLine) -> Sequence[str | int]:
+def _write_csv(table: Table, _about: Mapping[str, str | int], _spend: MonthSpend) -> bytes:
+    return csv_bytes(table)
+
+
+def _write_xlsx(table: Table, about: Mapping[str, str | int], spend: MonthSpend) -> bytes:
+    from control.export_xlsx import xlsx_bytes  # its library is loaded by whoever asks for a workbook
+
+    return xlsx_bytes(table, about, spend.month.end)
+
+
+def _write_parquet(table: Table, about: Mapping[str, str | int], _spend: MonthSpend) -> bytes:
+    from control.export_parquet import parquet_bytes  # as above
+
+    return parquet_bytes(table, about)
+
+
+_WRITERS: dict[Format, Callable[[Table, Mapping[str, str | int], MonthSpend], bytes]] = {
+    "csv": _write_csv,
+    "xlsx": _write_xlsx,
+    "parquet": _write_parquet,
+}
+
+
+def _file_name(spend: MonthSpend, fmt: Format, layout: Layout) -> str:
+    version = _VERSIONS[layout]
+    shape = "" if version is None else f".focus-{version}"
+    return f"spend_{spend.month.name}_{status_of(spend)}{shape}.{fmt}"
+
+
+def _about(made: Export) -> dict[str, str | int]:
+    """Return the manifest as it can stand in the file itself: without its own checksum and time."""
+    return {k: v for k, v in made.manifest().items() if k not in ("sha256", "generated_at")}
+
+
+def _require_whole(spend: MonthSpend) -> None:
+    if spend.unpriced_node_hours:
+        raise Conflict(
+            f"{spend.unpriced_node_hours:.2f} node-hours of {spend.month.name} have no price",
+            hint="Add one with `rhodeck prices add`, effective from the start of the month",
+        )
+    lines = sum((line.amount_usd for line in spend.lines), Decimal("0.00"))
+    if lines != spend.total_usd:
+        raise Conflict(
+            f"lines of {spend.month.name} sum to {lines} USD, not to {spend.total_usd}",
+            hint="Try again; if it stays, run `rhodeck months verify`",
+            retryable=True,
+        )
+
+
+def _checked(made: Export, body: bytes, fmt: Format) -> Export:
+    """Return the export with its body, read back: as many rows as said, and as much money."""
+    found = _READERS[fmt](body)
+    said = (made.rows, made.total_usd)
+    if found is not None and found != said:
+        raise Conflict(
+            f"{made.file_name} came out as {found[0]} rows and {found[1]} USD, not {said[0]} and {said[1]}",
+            hint="Nothing was written; try again, and report it if it stays",
+            retryable=True,
+        )
+    return Export(
+        **{name: getattr(made, name) for name in Export.__slots__ if name not in ("body", "sha256")},
+        body=body,
+        sha256=hashlib.sha256(body).hexdigest(),
+    )
+
+
+def _read_csv(body: bytes) -> tuple[int, Decimal]:
+    rows = list(csv.DictReader(io.StringIO(body.decode(), newline="")))
+    name = "BilledCost" if rows and "BilledCost" in rows[0] else "amount_usd"
+    return len(rows), sum((Decimal(row[name]) for row in rows), Decimal("0.00"))
+
+
+def _read_parquet(body: bytes) -> tuple[int, Decimal]:
+    from control.export_parquet import amounts
+
+    found = amounts(body, ("BilledCost", "amount_usd"))
+    return len(found), sum(found, Decimal("0.00"))
+
+
+#: A workbook is checked while it is written: its writer says of each cell whether it took it whole.
+_READERS: dict[Format, Callable[[bytes], tuple[int, Decimal] | None]] = {
+    "csv": _read_csv,
+    "xlsx": lambda _body: None,
+    "parquet": _read_parquet,
+}
+
+
+def _plain(spend: MonthSpend) -> Table:
+    return Table(_PLAIN, [_plain_row(spend, line) for line in spend.lines])
+
+
+def _plain_row(spend: MonthSpend, line: SpendLine) -> tuple[Cell, ...]:
     return (
         spend.month.name,
         spend.month.zone,
         status_of(spend),
         line.kind,
-        neutralised(line.tenant),
+        line.tenant,
         line.tier,
-        neutralised(line.model),
-        neutralised(line.pool),
+        line.model,
+        line.pool,
         line.requests,
         line.prompt_tokens,
         line.output_tokens,
-        f"{line.engine_s:.3f}",
-        f"{line.node_hours:.6f}",
-        f"{line.amount_usd:.2f}",
+        line.engine_s,
+        line.node_hours,
+        line.amount_usd,
         spend.method,
         line.adjusts,
-        neutralised(line.note),
+        line.note,
     )
+
+
+def _focus(spend: MonthSpend, issuer: Issuer, version: focus_columns.FocusVersion) -> Table:
+    rows = focus.rows(spend, issuer, version)
+    wrong = focus_columns.problems(rows, version)
+    if wrong:
+        raise Conflict(
+            f"{spend.month.name} does not hold what FOCUS {version} asks: {'; '.join(wrong[:3])}",
+            hint="Take the plain layout, and report it",
+        )
+    columns = tuple(
+        Column(c.name, _FOCUS_KINDS.get(c.kind, "decimal"), focus_columns.SCALES.get(c.kind, 0))
+        for c in focus_columns.columns(version)
+    )
+    return Table(columns, [tuple(row.values()) for row in rows])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from control import api_alerts, api_finance, api_nodes
+from control import api_alerts, api_exports, api_finance, api_nodes
 from control.api_calls import described
 from control.tokens import Scope
 from fleet.policy import Policy
@@ -149,12 +149,12 @@ def document() -> dict[str, Any]:
                     required=["to", "note"],
                 )
             },
-            "/api/v1/spend/{month}.csv": {
+            api_exports.SPEND_PATH: {
                 "get": _operation(
-                    "A month's spend, whole or refused",
+                    "A month's spend as a file, whole or refused",
                     Scope.SPEND_READ,
-                    {"200": {"description": "CSV; its sha256 is the ETag", "content": {"text/csv": {}}}},
-                    parameters=[_MONTH],
+                    {"200": {"description": "Its sha256 is the ETag", "content": {"*/*": {}}}},
+                    parameters=[_MONTH, *api_exports.SPEND_PARAMETERS],
                 )
             },
             "/api/v1/months": {

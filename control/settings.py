@@ -26,6 +26,7 @@ from fleet.errors import InvalidInput
 PREFIX = "RHODECK_"
 ROOT_STATE_DIR = Path("/var/lib/rhodeck")
 _ADMIN_TOKEN_MIN_CHARACTERS = 16
+_FINANCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._&()/-]{0,99}$"
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
 
 
@@ -161,6 +162,21 @@ class Settings(BaseSettings):
         default=None,
         description="File of the key closed months are signed with (default: finance.key in the state "
         "folder, made at the first close).",
+    )
+    finance_account: str = Field(
+        default="rhodeck",
+        pattern=_FINANCE_NAME,
+        description="Billing account in FOCUS files: the cost centre that pays for the fleet.",
+    )
+    finance_provider: str = Field(
+        default="Rhodeck",
+        pattern=_FINANCE_NAME,
+        description="Service provider and invoice issuer in FOCUS files: the team that runs the fleet.",
+    )
+    finance_host: str | None = Field(
+        default=None,
+        pattern=_FINANCE_NAME,
+        description="Host provider in FOCUS files: whose machines they are (default: the provider).",
     )
 
     @field_validator("database_url")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
 from urllib.parse import parse_qs
@@ -18,10 +19,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import BaseRoute, Route
 
 from control import accounts, audit
+from control.api_exports import spend_file
 from control.database import require_head, session_scope
-from control.exports import Export
+from control.export_month import issuer_of
 from control.http_errors import status_code
-from control.queries_spend import month_file
 from control.roles import Permission, require
 from dashboard import access
 from dashboard.deps import Deps, deps
@@ -43,7 +44,7 @@ def routes() -> list[BaseRoute]:
         Route(PLOTLY_PATH, plotly),
         Route(SIGN_IN_PATH, ask, methods=["GET"]),
         Route(SIGN_IN_PATH, Checker().check, methods=["POST"]),
-        Route("/exports/spend/{month}.csv", spend),
+        Route("/exports/spend/{month}.{format}", spend),
     ]
 
 
@@ -147,32 +148,26 @@ def _token(of: Deps, name: str, password: str) -> str | None:
 
 
 async def spend(request: Request) -> Response:
-    """Send a month's spend as CSV to finance and admin; the download is on the record."""
-    token, month = request.cookies.get(access.COOKIE), request.path_params["month"]
+    """Send a month's spend as a file to finance and admin; the download is on the record."""
+    token, path, query = request.cookies.get(access.COOKIE), request.path_params, request.query_params
     try:
-        export = await run_in_threadpool(_export, deps(), token, month)
+        return await run_in_threadpool(_export, deps(), token, path, query)
     except FleetError as exc:
         code = status_code(exc)
         return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=code)
-    return Response(
-        export.body,
-        media_type="text/csv; charset=utf-8",
-        headers=export.headers(),
-    )
 
 
-def _export(of: Deps, token: str | None, month: str) -> Export:
+def _export(of: Deps, token: str | None, path: Mapping[str, str], query: Mapping[str, str]) -> Response:
     person = access.person_of(token, of, is_active=True)
     if person is None:
         raise Unauthenticated("nobody is signed in", hint="Sign in, then download again")
     require(person.actor, Permission.EXPORT_SPEND)
     with session_scope(of.writer) as session:
-        now = of.clock.now()
-        export = month_file(session, month, zone=of.zone, now=now)
-        audit.append(
-            session, person.actor, "spend.export", f"month {month}", "", dict(export.manifest()), now
-        )
-    return export
+        now, issuer = of.clock.now(), issuer_of(of.settings)
+        made, answer = spend_file(session, path, query, zone=of.zone, now=now, issuer=issuer)
+        detail = dict(made.manifest())
+        audit.append(session, person.actor, "spend.export", f"month {made.month}", "", detail, now)
+    return answer
 
 
 def warm() -> None:

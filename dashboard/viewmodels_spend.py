@@ -125,9 +125,21 @@ def export_text(export: Export, zone: Zone) -> str:
     )
 
 
-def export_path(month: str) -> str:
+def export_path(month: str, fmt: str = "csv", layout: str = "plain") -> str:
     """Return the address of the month's file."""
-    return f"/exports/spend/{month}.csv"
+    return f"/exports/spend/{month}.{fmt}" + ("" if layout == "plain" else f"?layout={layout}")
+
+
+def export_links(month: str) -> tuple[tuple[str, str], ...]:
+    """Return what a month can be downloaded as: label and address. The canonical file is first."""
+    return (
+        ("CSV", export_path(month)),
+        ("Excel", export_path(month, "xlsx")),
+        ("Parquet", export_path(month, "parquet")),
+        ("FOCUS CSV", export_path(month, "csv", "focus")),
+        ("FOCUS Excel", export_path(month, "xlsx", "focus")),
+        ("Manifest", f"{export_path(month)}?manifest=1"),
+    )
 
 
 def month_label(month: MonthName) -> str:

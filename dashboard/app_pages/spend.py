@@ -39,7 +39,9 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
     elif export.value is not None and export.value.export is not None:
         if why_not:
             st.caption(words.plain(why_not))
-        st.link_button("Download CSV", vm.export_path(month), disabled=why_not is not None, help=why_not)
+        with st.container(horizontal=True):
+            for label, path in vm.export_links(month):
+                st.link_button(label, path, disabled=why_not is not None, help=why_not)
         st.caption(vm.export_text(export.value.export, chosen.zone))
 
 st.subheader("Prices of node-hours")
