@@ -1,4 +1,4 @@
-"""The calls of the API about money beside files: days and ranges.
+"""The calls of the API about money beside files: days and ranges, reconciliation.
 
 Amounts are text, so that nobody's float rounds them. Prevents: a script whose days sum to another total
 than the page's.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from control import reconciliations
 from control.api_calls import Asked, Call
 from control.day_spend import as_json, asked_days
 from control.tokens import Scope
@@ -30,6 +31,13 @@ def _days(asked: Asked) -> dict[str, Any]:
     return as_json(found, asked.zone)
 
 
+def _reconciliation(asked: Asked) -> dict[str, Any]:
+    report = reconciliations.reconciliation(
+        asked.session, asked.path["month"], zone=asked.zone, now=asked.now
+    )
+    return reconciliations.as_json(report)
+
+
 CALLS: tuple[Call, ...] = (
     call(
         "GET",
@@ -42,5 +50,11 @@ CALLS: tuple[Call, ...] = (
             "to": "Last day of the range, included",
             "zone": "Cut days at this zone's midnight; the total stays the same",
         },
+    ),
+    call(
+        "GET",
+        "/api/v1/reconciliation/{month}",
+        "A month's invoices beside the books: hours, price and what is unexplained, by class and day",
+        _reconciliation,
     ),
 )

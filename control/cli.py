@@ -46,16 +46,27 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calc": ("control.cli_calc:calc", "Evaluate one queueing model by hand."),
     "spend": ("control.cli_spend:spend", "Show and export a month's spend."),
     "months": ("control.cli_months:months", "Close months and verify them; correct; divide cost."),
+    "invoices": ("control.cli_invoices:invoices", "Import providers' invoices; see where they differ."),
     "prices": ("control.cli_spend:prices", "List and add node-hour prices."),
     "users": ("control.cli_users:users", "Create accounts, set passwords and roles."),
     "tokens": ("control.cli_users:tokens", "Create and revoke scoped API tokens."),
 }
+#: What `rhodeck PROCESS WORD` does itself instead of starting the process.
+WORDS: dict[tuple[str, str], str] = {("gateway", "explain"): "control.cli_explain:explain"}
 #: Other packages' processes: never imported, only started.
 PROCESSES: dict[str, tuple[str, str]] = {
-    "gateway": ("admission", "Run one admission gateway in front of the nodes."),
+    "gateway": (
+        "admission",
+        "Run one admission gateway; `gateway explain ID`: why a request went as it did.",
+    ),
     "simfleet": ("simfleet", "Run simulated vLLM nodes and traffic."),
     "dashboard": ("dashboard", "Run the web dashboard."),
 }
+
+
+def _load(place: str) -> Any:
+    module, attribute = place.split(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _process(name: str) -> click.Command:
@@ -66,6 +77,9 @@ def _process(name: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def start(arguments: tuple[str, ...]) -> None:
+        word = WORDS.get((name, arguments[0])) if arguments else None
+        if word is not None:
+            _load(word).main(args=list(arguments[1:]), prog_name=f"rhodeck {name} {arguments[0]}")
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 # no shell
 
@@ -83,8 +97,7 @@ class LazyGroup(click.Group):
             return _process(cmd_name)
         if cmd_name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[cmd_name][0].split(":")
-        command: Any = getattr(importlib.import_module(module), attribute)
+        command: Any = _load(COMMANDS[cmd_name][0])
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -19,6 +19,8 @@ from fleet.reconciliation import OTHER
 #: What a column may be. Only `amount` is needed.
 ROLES = ("day", "label", "hours", "price", "amount", "currency", "description")
 MAX_LABELS = 2_000
+#: Said of a role for which the file has no column, where a guess would find one.
+NO_COLUMN = "-"
 
 #: Header names, letters and digits only, best first. AWS Cost and Usage Report (CUR and CUR 2.0), Azure
 #: usage details, Google Cloud's cost table, FinOps FOCUS 1.2, and plain words.
@@ -98,7 +100,10 @@ _CLASS_WORDS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FileMapping:
-    """How one provider's file is read. Columns by role are header names; "" is no such column."""
+    """How one provider's file is read. Columns by role are header names.
+
+    "" is not known yet, `NO_COLUMN` is none.
+    """
 
     day: str = ""
     label: str = ""
@@ -115,7 +120,8 @@ class FileMapping:
     @property
     def columns(self) -> dict[str, str]:
         """Return the column of each role that has one."""
-        return {role: name for role in ROLES if (name := str(getattr(self, role)))}
+        named = {role: str(getattr(self, role)) for role in ROLES}
+        return {role: name for role, name in named.items() if name not in ("", NO_COLUMN)}
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -138,7 +144,7 @@ def guessed(header: Sequence[str], given: FileMapping) -> FileMapping:
         if name not in header:
             raise InvalidInput(
                 f"the file has no column {name[:80]!r} for {role}",
-                hint=f"It has: {', '.join(h[:40] for h in header[:20])}",
+                hint=f"Name another or - for none; it has {', '.join(h[:40] for h in header[:20])}",
                 field=role,
             )
     taken = set(given.columns.values())
@@ -154,7 +160,7 @@ def guessed(header: Sequence[str], given: FileMapping) -> FileMapping:
                 taken.add(header[place])
                 break
     made = replace(given, **found)
-    if not made.amount:
+    if "amount" not in made.columns:
         raise InvalidInput(
             "no column of amounts was found",
             hint=f"Name it: --map amount=COLUMN, one of {', '.join(h[:40] for h in header[:20])}",
