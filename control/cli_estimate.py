@@ -15,6 +15,7 @@ import click
 
 from control.cli_estimate_compare import compare
 from control.cli_estimate_confirm import confirm
+from control.cli_estimate_disciplines import disciplines
 from control.cli_estimate_run import run
 from fleet.cost import (
     CalendarRow,
@@ -54,6 +55,7 @@ def estimate() -> None:
 
 estimate.add_command(run)
 estimate.add_command(confirm)
+estimate.add_command(disciplines)
 estimate.add_command(compare)
 
 

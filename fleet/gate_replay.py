@@ -1,0 +1,288 @@
+"""Traffic replayed through the real gate in virtual time: what a policy would have done with it.
+
+The gate is `fleet.gate`, the same that admits in production; behind it stand engines of `fleet.engine`, or
+a pace (seconds a token, or the seconds each request was seen to take). Times are virtual seconds from the
+first arrival's clock, sizes tokens. Prevents: a policy published on a guess of whom it refuses, and a
+forecast whose rules differ from those of the gateway.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from fleet.errors import InvalidInput
+from fleet.gate import Gate
+from fleet.messages import Assignment, NodeTarget, TenantShare
+from fleet.offers import Dispatch, Lease, Refused, Request, Started
+from fleet.outcomes import TIERS, Outcome, Tier
+from fleet.policy import Policy
+from fleet.replay_servers import EngineServers, PacedServers, ReplayNode, Servers
+
+#: How often a gateway polls its nodes.
+OBSERVE_EVERY_S = 0.5
+PROGRESS_EVERY = 10_000  # arrivals
+_NEVER = math.inf
+
+#: Told (arrivals done, of all); returns False to stop there.
+Progress = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as it came: when, what it asked, and how long its answer is."""
+
+    at_s: float
+    request: Request
+    output_tokens: int  # what the engine will answer, >= 1; the gate does not see it before the end
+    service_s: float | None = None  # measured time in an engine; None: by the node's pace
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What came of each arrival, by its place. NaN: it did not get that far."""
+
+    arrivals: Sequence[Arrival]
+    outcomes: list[Outcome | None]  # None: not decided when the replay was stopped
+    tiers: list[Tier | None]  # the tier it counted in; None: unknown tenant
+    queued_s: list[float]  # in the gate's queue, of those that started
+    first_s: list[float]  # arrival to first token
+    e2e_s: list[float]  # arrival to last token
+    done: int = 0  # arrivals offered
+    ended_at_s: float = 0.0
+    preemptions: int = 0  # by the engines
+    output_tokens: int = 0  # of completed requests
+    gaps_s: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])  # (step, decoders)
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether every arrival was offered and decided."""
+        return self.done == len(self.arrivals)
+
+
+def replay(
+    policy: Policy,
+    arrivals: Sequence[Arrival],
+    nodes: Sequence[ReplayNode],
+    *,
+    seed: int = 1,
+    prior_output_tokens: int = 1024,
+    observe_every_s: float = OBSERVE_EVERY_S,
+    on_progress: Progress | None = None,
+) -> ReplayResult:
+    """Return what `policy` would have done with `arrivals` (in order of time) on `nodes`.
+
+    One gate holds the whole quotas: with several gateways, each refuses a little earlier. All nodes have
+    engines, or none. The same seed gives the same result. Raises InvalidInput for no or mixed nodes.
+    """
+    _check(arrivals, nodes, observe_every_s)
+    return _Replay(policy, arrivals, nodes, seed, prior_output_tokens, observe_every_s).run(on_progress)
+
+
+def assignment_of(policy: Policy, nodes: Sequence[ReplayNode], models: Sequence[str]) -> Assignment:
+    """Return the assignment of a single gateway that holds every quota and every node whole."""
+    shares = {
+        name: TenantShare(
+            tokens_per_minute=tenant.tokens_per_minute,
+            burst_tokens=tenant.burst_tokens,
+            max_in_flight_tokens=tenant.max_in_flight_tokens,
+            max_concurrent_requests=tenant.max_concurrent_requests,
+        )
+        for name, tenant in policy.tenants.items()
+    }
+    targets = tuple(
+        NodeTarget(
+            name=node.name,
+            pool="replay",
+            base_url="http://replay.invalid:8000",
+            models=node.models or tuple(models),
+            price_class=node.price_class,
+            kv_capacity_tokens=node.kv_capacity_tokens,
+            max_num_seqs=node.max_num_seqs,
+            honours_priority=node.honours_priority,
+        )
+        for node in nodes
+        if not node.is_prefill_only
+    )
+    return Assignment(
+        gateway="replay",
+        epoch=1,
+        generation=1,
+        revision=1,
+        policy=policy,
+        shares=shares,
+        kv_share_ratio=1.0,
+        nodes=targets,
+        credentials=(),
+    )
+
+
+def _check(arrivals: Sequence[Arrival], nodes: Sequence[ReplayNode], observe_every_s: float) -> None:
+    if not nodes:
+        raise InvalidInput("there are no nodes to replay on", field="nodes", hint="Give at least one")
+    unknown = next((node.name for node in nodes if node.capacity_tokens is None), None)
+    if unknown is not None:
+        raise InvalidInput(
+            f"the KV capacity of node {unknown} is not given", field="nodes", hint="Give kv_capacity_tokens"
+        )
+    if len({node.engine is None for node in nodes}) > 1:
+        raise InvalidInput("some nodes have an engine and some a pace", field="nodes", hint="Choose one")
+    if not 0 < observe_every_s <= 4:
+        raise InvalidInput(
+            f"nodes observed every {observe_every_s:g} s",
+            field="observe_every_s",
+            hint="Above 0, at most 4",
+        )
+    late = next((b for a, b in pairwise(arrivals) if b.at_s < a.at_s), None)
+    if late is not None:
+        raise InvalidInput(
+            f"request {late.request.request_id} at {late.at_s:g} s stands behind a later one",
+            field="arrivals",
+            hint="Sort them by time",
+        )
+
+
+class _Replay:
+    """One run: the gate, what stands behind it, and the records being filled."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        arrivals: Sequence[Arrival],
+        nodes: Sequence[ReplayNode],
+        seed: int,
+        prior_output_tokens: int,
+        observe_every_s: float,
+    ) -> None:
+        count = len(arrivals)
+        self.gate = Gate(random.Random(seed), prior_output_tokens=prior_output_tokens)
+        self.arrivals = arrivals
+        self.servers: Servers = PacedServers(nodes) if nodes[0].engine is None else EngineServers(nodes)
+        self.observe_every_s = observe_every_s
+        start_s = arrivals[0].at_s if count else 0.0
+        models = sorted({arrival.request.model for arrival in arrivals}) or ["any"]
+        self.gate.apply(assignment_of(policy, nodes, models), start_s)
+        self.gate.observe(self.servers.states(start_s), start_s)
+        self.next_observe_s = start_s + observe_every_s
+        self.leases: dict[int, Lease] = {}
+        self.longer: dict[int, Lease] = {}  # answers longer than what was reserved for them
+        self.waiting: dict[int, int] = {}  # ticket -> place of its arrival
+        nan = math.nan
+        self.result = ReplayResult(
+            arrivals, [None] * count, [None] * count, [nan] * count, [nan] * count, [nan] * count
+        )
+        self._priorities = {tier: policy.tiers[tier].engine_priority for tier in TIERS}
+        self._tiers = {name: tenant.tier for name, tenant in policy.tenants.items()}
+        self._default_tier = (
+            None if policy.default_tenant is None else policy.tenants[policy.default_tenant].tier
+        )
+
+    def run(self, on_progress: Progress | None) -> ReplayResult:
+        """Offer every arrival at its time, then let what waits and runs come to its end."""
+        result, gate, arrivals = self.result, self.gate, self.arrivals
+        offer, next_deadline_s, outcomes, tiers = (
+            gate.offer,
+            gate.next_deadline_s,
+            result.outcomes,
+            result.tiers,
+        )
+        due_s = self._due_s()
+        for place, arrival in enumerate(arrivals):
+            now_s, request = arrival.at_s, arrival.request
+            if due_s <= now_s:
+                self._run_until(now_s)
+            tiers[place] = request.tier or self._tiers.get(request.tenant, self._default_tier)
+            decision = offer(request, now_s)
+            if isinstance(decision, Dispatch):
+                self._start(place, decision.node, decision.lease, now_s)
+            elif isinstance(decision, Refused):
+                outcomes[place] = decision.outcome
+            else:
+                self.waiting[decision.ticket.ticket_id] = place
+            deadline_s = next_deadline_s()
+            if deadline_s is not None and deadline_s <= now_s:
+                self._poll(now_s)
+            due_s = self._due_s()
+            if on_progress is not None and place % PROGRESS_EVERY == PROGRESS_EVERY - 1:
+                result.done = place + 1
+                if not on_progress(place + 1, len(arrivals)):
+                    return self._ended(now_s)
+        result.done = len(arrivals)
+        last_s = arrivals[-1].at_s if arrivals else 0.0
+        return self._ended(self._run_until(_NEVER, last_s))
+
+    def _due_s(self) -> float:
+        """Return when something happens next that is not an arrival."""
+        due_s = min(self.servers.next_s, self.next_observe_s)
+        deadline_s = self.gate.next_deadline_s()
+        return due_s if deadline_s is None or deadline_s > due_s else deadline_s
+
+    def _run_until(self, until_s: float, now_s: float = 0.0) -> float:
+        """Let everything happen that is due at or before `until_s`. Return the time of the last."""
+        while True:
+            due_s = self._due_s()
+            is_over = until_s == _NEVER and not self.leases and not self.waiting
+            if due_s > until_s or is_over:
+                return now_s
+            now_s = due_s
+            if self.servers.next_s <= now_s:
+                self._finish(now_s)
+            elif self.next_observe_s <= now_s:
+                self._observe(now_s)
+            self._poll(now_s)
+
+    def _observe(self, now_s: float) -> None:
+        for place, lease in self.longer.items():
+            self.gate.extend(lease, self.servers.produced(place, now_s), now_s)
+        self.gate.observe(self.servers.states(now_s), now_s)
+        self.next_observe_s = now_s + self.observe_every_s
+
+    def _start(self, place: int, node: str, lease: Lease, now_s: float) -> None:
+        arrival = self.arrivals[place]
+        self.result.queued_s[place] = lease.queued_s
+        if not self.servers.start(place, arrival, node, self._priorities[lease.tier], now_s):
+            self.gate.release(
+                lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=now_s
+            )
+            self.result.outcomes[place] = Outcome.UPSTREAM_ERROR
+            return
+        self.leases[place] = lease
+        if arrival.output_tokens > lease.output_tokens:
+            self.longer[place] = lease
+
+    def _finish(self, now_s: float) -> None:
+        result, release, arrivals = self.result, self.gate.release, self.arrivals
+        for place, first_s, is_answered in self.servers.finished(now_s):
+            arrival = arrivals[place]
+            lease = self.leases.pop(place)
+            self.longer.pop(place, None)
+            outcome = Outcome.COMPLETED if is_answered else Outcome.UPSTREAM_ERROR
+            release(
+                lease,
+                prompt_tokens=arrival.request.prompt_tokens,
+                output_tokens=arrival.output_tokens if is_answered else 0,
+                outcome=outcome,
+                now_s=now_s,
+            )
+            result.outcomes[place] = outcome
+            if is_answered:
+                result.output_tokens += arrival.output_tokens
+                result.first_s[place] = first_s - arrival.at_s
+                result.e2e_s[place] = now_s - arrival.at_s
+
+    def _poll(self, now_s: float) -> None:
+        for event in self.gate.poll(now_s):
+            place = self.waiting.pop(event.ticket.ticket_id)
+            if isinstance(event, Started):
+                self._start(place, event.node, event.lease, now_s)
+            else:
+                self.result.outcomes[place] = event.outcome
+
+    def _ended(self, now_s: float) -> ReplayResult:
+        result, work = self.result, self.servers.work()
+        result.ended_at_s = now_s
+        result.preemptions, result.gaps_s = work.preemptions, work.gaps_s
+        return result
