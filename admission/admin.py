@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from admission import VERSION, lastgood
 from admission.answers import JSON_TYPE, Answer, Receive
+from admission.explaining import DECISIONS_PATH, decision_answer
 from admission.identity import bearer, is_same_secret
 from admission.nodes import NodeBook
 from admission.proxy import read_body
@@ -26,6 +27,7 @@ from fleet.errors import (
     FleetError,
     InvalidInput,
     InvalidPolicy,
+    NotFound,
     StaleAssignment,
     Unauthenticated,
     Unavailable,
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 MAX_USAGE_RECORDS = 10_000
 _STATUS: dict[type[FleetError], int] = {
     InvalidPolicy: 422,
+    NotFound: 404,
     StaleAssignment: 409,
     Unauthenticated: 401,
     Unavailable: 503,
@@ -81,6 +84,8 @@ class Admin:
                     return await self._usage(scope["query_string"])
                 case "POST", "/admin/usage/ack":
                     return await self._acknowledge(await self._body(receive, 4_096))
+                case "GET", path if path.startswith(DECISIONS_PATH):
+                    return decision_answer(self._state, path.removeprefix(DECISIONS_PATH))
                 case "POST", "/admin/drain":
                     log.info("asked to drain")
                     self._state.drain()

@@ -12,6 +12,7 @@ from typing import Any
 
 from admission.answers import HeaderList
 from admission.calls import Call
+from admission.decision_log import DecisionLog, Entry
 from admission.estimate import PromptEstimator
 from admission.identity import Caller
 from admission.metrics import GatewayMetrics
@@ -37,6 +38,8 @@ class Ledger:
     journal: RunningJournal
     estimator: PromptEstimator
     pool_of: Callable[[str], str]
+    decisions: DecisionLog
+    revision: int | None  # of the policy in force
 
 
 class Passage:
@@ -62,7 +65,27 @@ class Passage:
         self.ttft_s: float | None = None
         self.is_finished = False
         self.outcome: Outcome | None = None
+        self.entry = self._entry()
+        ledger.decisions.add(self.entry)
         ledger.metrics.offered[self.flow] += 1
+
+    def _entry(self) -> Entry:
+        ledger, caller, call = self._ledger, self.caller, self.call
+        return Entry(
+            self.request_id,
+            ledger.clock.now().timestamp(),
+            self._arrived_s,
+            caller.tenant,
+            caller.key_id,
+            caller.tier,
+            call.model,
+            call.endpoint,
+            ledger.revision,
+            call.prompt.text_bytes,
+            ledger.estimator.bytes_per_token(call.model),
+            call.max_tokens,
+            call.choices,
+        )
 
     def waiting(self) -> None:
         """Note that the gate has it and has not decided yet."""
@@ -70,7 +93,9 @@ class Passage:
         self._ledger.metrics.held.queued[self.flow] += 1
 
     def decided(self, decision: Dispatch | Refused | Evicted) -> None:
-        """Note which limits in shadow the request met; those of its first try count."""
+        """Note why it got no node, and which limits in shadow it met; those of its first try count."""
+        if not isinstance(decision, Dispatch):
+            self.entry.refused(decision)
         if self._last_lease is not None or isinstance(decision, Refused):
             return
         one = decision.lease if isinstance(decision, Dispatch) else decision.ticket
@@ -94,6 +119,7 @@ class Passage:
         metrics.held.tokens[self.flow] += self._booked_tokens
         self.lease = self._last_lease = dispatch.lease
         self._sent_s = self._ledger.clock.monotonic_s()
+        self.entry.sent(dispatch.lease, self._sent_s)
         if self._queued_s is None:
             self._queued_s = self._sent_s - self._arrived_s
             metrics.dispatched[self.flow] += 1
@@ -101,8 +127,9 @@ class Passage:
         else:
             metrics.retries += 1
 
-    def gave_up(self, *, reached_engine: bool) -> None:
+    def gave_up(self, why: str, *, reached_engine: bool) -> None:
         """Return the lease of an attempt that brought no answer; another node may be tried."""
+        self.entry.failed(why)
         self._reached_engine |= reached_engine
         lease = self._take_lease()
         if lease is not None:
@@ -143,12 +170,20 @@ class Passage:
         self._leave_queue()
         lease = self._take_lease()
         prompt, output = self._used(lease, used_nothing)
+        self._note_ending(outcome, prompt, output)
         if lease is not None:
             taught = Outcome.UPSTREAM_ERROR if used_nothing else outcome  # a refusal is no short answer
             ledger.room.release(lease, prompt_tokens=prompt, output_tokens=output, outcome=taught)
         if self._reached_engine and self._last_lease is not None:
             self._record(self._last_lease, outcome, prompt, output)
         ledger.journal.end(self.request_id)
+
+    def _note_ending(self, outcome: Outcome, prompt: int, output: int) -> None:
+        entry = self.entry
+        entry.outcome, entry.ttft_s = outcome, self.ttft_s
+        entry.used_prompt, entry.used_output = prompt, output
+        entry.is_exact = self.usage is not None
+        entry.ended_s = self._ledger.clock.monotonic_s()
 
     def _leave_queue(self) -> None:
         if self._is_queued:

@@ -227,7 +227,9 @@ class Proxy:
         avoid: tuple[str, ...] = ()
         for attempt in range(self._state.settings.retries + 1):
             passage.waiting()
-            decision = await self._state.room.admit(self._request(passage, avoid))
+            asked = self._request(passage, avoid)
+            passage.entry.prompt_tokens = asked.prompt_tokens
+            decision = await self._state.room.admit(asked)
             passage.decided(decision)
             if not isinstance(decision, Dispatch):
                 watch.disarm()
@@ -243,7 +245,7 @@ class Proxy:
                 if is_last or not self._link.may_retry():
                     await self._fail(passage, watch, send, exc)
                     return
-                passage.gave_up(reached_engine=reached)
+                passage.gave_up(str(exc), reached_engine=reached)
                 avoid = (*avoid, decision.node)
             else:
                 return
@@ -268,6 +270,7 @@ class Proxy:
             passage.reached()
         outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
         watch.disarm()
+        passage.entry.failed(str(exc))
         passage.finish(outcome)
         answer = outcome_answer(outcome, f"The engine failed: {exc}.")
         await send_answer(send, answer, more=passage.headers())
@@ -330,6 +333,7 @@ class Proxy:
             failure = exc
         outcome, reason = _ending(reader, failure)
         self._link.judged(passage, outcome)
+        passage.entry.reason = reason
         passage.finish(outcome)
         if passage.ttft_s is None:
             await send_answer(send, outcome_answer(outcome, reason), more=passage.headers())

@@ -21,6 +21,7 @@ import uvicorn
 from admission import lastgood
 from admission.admin import Admin
 from admission.app import App, LoopLag
+from admission.decision_log import DecisionLog
 from admission.durable import lock_folder
 from admission.engine_link import EngineLink
 from admission.levels import LevelKeeper
@@ -88,6 +89,7 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
         journal=journal,
         boot_id=secrets.token_hex(8),
         started_at_s=started_at_s,
+        decisions=DecisionLog(settings.decisions),
     )
 
 

@@ -75,6 +75,8 @@ class Settings(BaseSettings):
     """Times a request may go to another node before its first byte."""
     spool_bytes: _Bytes = 512 << 20
     """Bound of the usage spool; records beyond it are lost, counted and logged as errors."""
+    decisions: Annotated[int, Field(ge=0, le=100_000)] = 2_000
+    """Requests whose decisions are kept in memory for `rhodeck gateway explain`, about 2 KB each."""
     header_bytes: _Bytes = 16_384
     """Largest request head."""
     header_count: _Count = 100

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from admission.decision_log import DecisionLog
 from admission.estimate import PromptEstimator
 from admission.identity import KeyRing
 from admission.metrics import GatewayMetrics
@@ -37,6 +38,7 @@ class GatewayState:
     journal: RunningJournal
     boot_id: str
     started_at_s: float
+    decisions: DecisionLog
     estimator: PromptEstimator = field(default_factory=PromptEstimator)
     repeats: RepeatWatch = field(default_factory=RepeatWatch)
     assignment: Assignment | None = None
@@ -55,7 +57,15 @@ class GatewayState:
     def ledger(self) -> Ledger:
         """Where endings are booked."""
         return Ledger(
-            self.clock, self.room, self.metrics, self.spool, self.journal, self.estimator, self.pool_of
+            self.clock,
+            self.room,
+            self.metrics,
+            self.spool,
+            self.journal,
+            self.estimator,
+            self.pool_of,
+            self.decisions,
+            None if self.assignment is None else self.assignment.revision,
         )
 
     @property

@@ -12,6 +12,7 @@ import json
 import socket
 from ipaddress import ip_address
 from typing import Any, cast
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -19,7 +20,8 @@ from aiohttp.resolver import ThreadedResolver
 from pydantic import ValidationError
 
 from control.fetch import is_allowed
-from fleet.errors import FleetError, Forbidden, InvalidPolicy, StaleAssignment, Unavailable
+from fleet.decision import Decision
+from fleet.errors import FleetError, Forbidden, InvalidPolicy, NotFound, StaleAssignment, Unavailable
 from fleet.messages import MAX_COUNTER, GatewayStatus, UsageAck, UsagePage
 
 MAX_ANSWER_BYTES = 4_000_000
@@ -121,6 +123,29 @@ async def usage(
     if page.gateway != name or numbers != sorted(set(numbers)) or (numbers and numbers[0] <= after):
         raise Unavailable(f"its page of usage is not {name}'s records after {after}, in order")
     return page
+
+
+async def decision(
+    http: aiohttp.ClientSession, name: str, url: str, request_id: str, *, token: str, deadline_s: float
+) -> Decision:
+    """Return what gateway `name` decided about a request.
+
+    Raises NotFound if it does not keep it (any more), Unavailable, Forbidden.
+    """
+    target = f"{url}/admin/decisions/{quote(request_id, safe='')}"
+    code, body = await _call(http, "GET", target, token=token, deadline_s=deadline_s)
+    if code == 404:
+        message, _ = _said(body)
+        hint = "Look for the answer's x-request-id header; only the last requests are kept"
+        raise NotFound(message or "it does not know the request", hint=hint)
+    if code != 200:
+        raise _unexpected(name, code, body)
+    try:
+        return Decision.model_validate_json(body)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise Unavailable(_shown(f"its answer is not a decision: {where}: {first['msg']}")) from exc
 
 
 async def acknowledge_usage(

@@ -311,6 +311,11 @@ class FairQueue:
         """Return how many requests of a tier wait."""
         return self._tiers[tier].requests
 
+    def standing(self, tier: Tier) -> tuple[int, int]:
+        """Return how many requests and tokens of a tier wait."""
+        state = self._tiers[tier]
+        return state.requests, state.tokens
+
     def is_waiting(self, model: str) -> bool:
         """Say whether any request for a model waits."""
         return any((model, tier) in self._waiting_by_model for tier in TIERS)

@@ -117,11 +117,13 @@ class Gate:
     def offer(self, request: Request, now_s: float) -> Decision:
         """Decide on a request. A refused one uses up nothing."""
         self._now_s = now_s
+        self._refusals.about = None
         standing = self._standing(request)
         if isinstance(standing, Refused):
             return standing
         account, tier, would_refuse = standing
         ticket = self._tickets.make(request, account, tier, now_s, would_refuse)
+        self._refusals.about = ticket
         if self._limiters is None:
             exceeded = account.exceeded(ticket.tokens, now_s)
         else:
@@ -218,6 +220,7 @@ class Gate:
             return self._bounds.full(ticket, now_s)
         for victim in victims:
             self._displace(victim, now_s)
+        ticket.ahead_requests, ticket.ahead_tokens = self._backlog.queue.standing(ticket.tier)
         account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
         account.queued += 1
         self._backlog.join(ticket, now_s)
@@ -255,6 +258,8 @@ class Gate:
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
         lease = lease_of(ticket, book.name, now_s)
         book.book(ticket.tokens, ticket.size_class)
+        lease.rule, lease.candidates = self._placement.rule, self._placement.candidates
+        lease.room_tokens = book.room
         self._leases[lease.lease_id] = lease
         self._tally.open(lease)
         return lease

@@ -70,13 +70,11 @@ class LengthSketch:
 
 
 class OutputLengths:
-    """Output history by (model, endpoint), and the reservation made from it."""
+    """Output history by (model, endpoint)."""
 
-    __slots__ = ("_prior_tokens", "_sketches")
+    __slots__ = ("_sketches",)
 
-    def __init__(self, prior_tokens: int) -> None:
-        """`prior_tokens` (> 0) stands in until an endpoint has `ENOUGH` completions."""
-        self._prior_tokens = prior_tokens
+    def __init__(self) -> None:
         self._sketches: dict[tuple[str, str], LengthSketch] = {}
 
     def add(self, model: str, endpoint: str, output_tokens: int) -> None:
@@ -91,16 +89,3 @@ class OutputLengths:
         """Return the history's quantile in tokens; None before `ENOUGH` completions."""
         sketch = self._sketches.get((model, endpoint))
         return None if sketch is None else sketch.quantile(quantile)
-
-    def reservation(
-        self, model: str, endpoint: str, max_tokens: int | None, quantile: float, choices: int = 1
-    ) -> int:
-        """Return output tokens to reserve: the quantile or the prior, never above `max_tokens`.
-
-        `max_tokens` bounds all `choices` (>= 1) answers of the call together; the history is of one.
-        """
-        expected = self.quantile(model, endpoint, quantile)
-        if expected is None:
-            expected = self._prior_tokens
-        expected *= choices
-        return expected if max_tokens is None or expected < max_tokens else max_tokens

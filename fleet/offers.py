@@ -62,6 +62,10 @@ class Lease:
     would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
     is_ghost: bool = False  # one of them was the tenant's: it does not count against the shadowed ones
     is_charged: bool = True  # to the tenant's rate
+    ticket: Ticket | None = None  # what it was admitted by
+    rule: str = ""  # by which the node was chosen
+    candidates: int = 0  # nodes that had room
+    room_tokens: int = 0  # left on the node after it
 
     @property
     def tokens(self) -> int:
@@ -91,6 +95,10 @@ class Ticket:
     would_refuse: tuple[Limiter, ...] = ()
     is_ghost: bool = False
     is_charged: bool = True
+    output_basis: str = ""  # what `output_tokens` comes from
+    ahead_requests: int | None = None  # in its tier's queue when it joined; None: it did not
+    ahead_tokens: int = 0
+    expected_wait_s: float | None = None  # at that moment; None: drain rate not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ class Refused:
     retry_after_s: int | None  # None: a retry does not help
     retry_after_ms: int | None  # the same wait, finer
     limit: Limit | None = None
+    ticket: Ticket | None = None  # what it was taken to need; None: refused before that was asked
 
 
 Decision = Dispatch | Queued | Refused

@@ -20,6 +20,11 @@ from fleet.policy import Routing, SizeClass
 
 #: A prefix's home is passed over when it holds more than this times the mean load of the candidates.
 HOME_LOAD_CAP = 1.25
+#: Rules by which a node is chosen among those with room, in words.
+BY_LOAD = "least loaded"
+BY_ROOM = "most KV room"
+BY_PREFIX = "home of the prompt's beginning, while not hot"
+REGARDLESS = "least loaded, full or not: node_room is not enforced"
 _MASK = (1 << 64) - 1
 
 
@@ -78,6 +83,8 @@ class Placement:
         self._pools: dict[tuple[str, Tier], Pool] = {}
         self._class_ratios: dict[str, float] = {}
         self._routing = Routing()
+        self.rule = ""  # by which the last node was chosen
+        self.candidates = 0  # among how many
 
     def __iter__(self) -> Iterator[NodeBudget]:
         return iter(self._books.values())
@@ -196,6 +203,7 @@ class Placement:
                 if books and (keep_free or avoid or ticket.size_class is not None):
                     books = [book for book in books if self._may_take(book, ticket, keep_free, avoid)]
                 if books:
+                    self.candidates = len(books)
                     return self._best(books, request.prefix_key)
         if not has_room:
             pool.count_most_room()
@@ -207,13 +215,18 @@ class Placement:
         for group in pool.groups:
             best: NodeBudget | None = None
             least = float("inf")
+            candidates = 0
             for book in group:
                 room = book.room
                 if room >= tokens:
                     rank = -room if by_room else book.load
-                    if rank < least and book.seen_at_s >= seen_since_s:
-                        best, least = book, rank
+                    if book.seen_at_s >= seen_since_s:
+                        candidates += 1
+                        if rank < least:
+                            best, least = book, rank
             if best is not None:
+                self.candidates = candidates
+                self.rule = BY_ROOM if by_room else BY_LOAD
                 return best
         pool.count_most_room()
         return None
@@ -257,12 +270,13 @@ class Placement:
         return self.may_use(waiting, book)
 
     def _best(self, books: list[NodeBudget], prefix_key: str | None) -> NodeBudget:
-        if len(books) == 1:
-            return books[0]
-        if prefix_key is not None and self._routing.prefix_affinity:
+        if prefix_key is not None and self._routing.prefix_affinity and len(books) > 1:
+            self.rule = BY_PREFIX
             return self._home(prefix_key, books)
         if self._routing.strategy == "kv_room":
+            self.rule = BY_ROOM
             return max(books, key=_room)
+        self.rule = BY_LOAD
         return min(books, key=_load)
 
     def _home(self, prefix_key: str, books: list[NodeBudget]) -> NodeBudget:
@@ -299,6 +313,7 @@ class Placement:
             if book.is_open(now_s) and ticket.tokens <= book.largest(ratio)
         ]
         books = [book for book in books if book.name not in request.avoid] or books
+        self.rule, self.candidates = REGARDLESS, len(books)
         return min(books, key=_load, default=None)
 
     def largest_budget(self, model: str, tier: Tier) -> int:

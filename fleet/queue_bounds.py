@@ -42,7 +42,7 @@ class QueueBounds:
         bound = tier_policy.max_queued_requests
         if queued >= bound and not self._lets_through(ticket, Limiter.QUEUE_LENGTH):
             return self._is_full(ticket, now_s, f"({ticket.tier})", queued, bound)
-        wait_s = self._backlog.expected_wait_s(ticket, now_s)
+        wait_s = ticket.expected_wait_s = self._backlog.expected_wait_s(ticket, now_s)
         timeout_s = tier_policy.queue_timeout_s
         if wait_s is None or wait_s <= timeout_s or self._lets_through(ticket, Limiter.EXPECTED_WAIT):
             return None

@@ -29,6 +29,7 @@ class Refusals:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.bounds = RetryAfter()
+        self.about: Ticket | None = None  # the request being decided on
 
     def _spread(self, outcome: Outcome, base_s: float | None) -> tuple[int | None, int | None]:
         if outcome in FINAL:
@@ -41,7 +42,7 @@ class Refusals:
     ) -> Refused:
         """Return a refusal. `base_s`: when a retry may succeed; None: not known, soon."""
         whole_s, milliseconds = self._spread(outcome, base_s)
-        return Refused(outcome, reason, whole_s, milliseconds, limit)
+        return Refused(outcome, reason, whole_s, milliseconds, limit, self.about)
 
     def refuse_quota(self, tenant: str, outcome: Outcome, limit: Limit) -> Refused:
         """Return a refusal by a tenant's quota. The rate's wait is never cut short by the jitter."""

@@ -15,6 +15,11 @@ from fleet.outcomes import TIERS, Tier
 from fleet.placement import Placement, size_class_of
 from fleet.policy import Admission, Policy, TierPolicy
 
+#: What booked output comes from, in words.
+HISTORY = "the endpoint's history"
+PRIOR = "the default until there is history"
+CLIENT = "the client's max_tokens"
+HALF_NODE = "half of the largest node's budget"
 #: Tokens per second; pure shortest-job-first still breaks ties by arrival.
 _SLOWEST_AGING = 1e-3
 
@@ -25,7 +30,8 @@ class Tickets:
     def __init__(self, placement: Placement, prior_output_tokens: int) -> None:
         """`prior_output_tokens` is booked for an answer until its endpoint has 200 completions."""
         self._placement = placement
-        self.lengths = OutputLengths(prior_output_tokens)
+        self.lengths = OutputLengths()
+        self._prior_tokens = prior_output_tokens
         self._admission = Admission()
         self.tiers: dict[Tier, TierPolicy] = {}
         self._next_id = 0
@@ -35,13 +41,19 @@ class Tickets:
         self._admission = policy.admission
         self.tiers = {tier: policy.tiers[tier] for tier in TIERS}
 
-    def output_tokens(self, request: Request, tier: Tier) -> int:
-        """Return the output to book. Without `max_tokens` at most half of the largest node's budget."""
+    def _output(self, request: Request, tier: Tier) -> tuple[int, str]:
+        """Return the output to book and why. Without `max_tokens` at most half of the largest budget."""
         quantile = self._admission.output_reservation_quantile
+        basis = HISTORY
+        expected = self.lengths.quantile(request.model, request.endpoint, quantile)
+        if expected is None:
+            expected, basis = self._prior_tokens, PRIOR
+        expected *= request.choices
         bound = request.max_tokens
-        if bound is None:
-            bound = self._placement.largest_budget(request.model, tier) // 2 or None
-        return self.lengths.reservation(request.model, request.endpoint, bound, quantile, request.choices)
+        if bound is not None:
+            return (expected, basis) if expected < bound else (bound, CLIENT)
+        bound = self._placement.largest_budget(request.model, tier) // 2 or expected
+        return (expected, basis) if expected <= bound else (bound, HALF_NODE)
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Take in what a completed request produced, all its answers together."""
@@ -57,7 +69,7 @@ class Tickets:
     ) -> Ticket:
         """Return a ticket for a request that came now."""
         admission = self._admission
-        output_tokens = self.output_tokens(request, tier)
+        output_tokens, basis = self._output(request, tier)
         tokens = request.prompt_tokens + output_tokens
         size_class = size_class_of(tokens, admission.size_classes) if admission.size_classes else None
         key = now_s  # "as if it had come later by the time that aging takes to make up for its size"
@@ -78,6 +90,7 @@ class Tickets:
             now_s + self.tiers[tier].queue_timeout_s,
             key,
         )
+        ticket.output_basis = basis
         if would_refuse:
             ticket.would_refuse = would_refuse
         return ticket
@@ -98,6 +111,7 @@ def lease_of(ticket: Ticket, node: str, now_s: float) -> Lease:
         now_s - ticket.arrived_at_s,
         now_s,
     )
+    lease.ticket = ticket
     if ticket.would_refuse:
         lease.would_refuse = ticket.would_refuse
     if ticket.is_ghost or not ticket.is_charged:
