@@ -17,7 +17,7 @@ import streamlit as st
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 
-from dashboard import components
+from dashboard import components, routes_estimates
 from dashboard.door import Door
 from dashboard.routes import routes, warm
 from fleet.errors import FleetError
@@ -30,7 +30,7 @@ def build_app() -> st.App:
     """Return the application; `python -m dashboard` runs it."""
     return st.App(
         FRAME,
-        routes=routes(),
+        routes=[*routes(), *routes_estimates.routes()],
         middleware=[Middleware(Door)],
         lifespan=lifespan,
         on_script_error=on_script_error,

@@ -1,4 +1,4 @@
-"""The inputs of an estimate: each editable, with where its default comes from.
+"""The closed form on the Estimates page: inputs, each with where its default comes from, and answer.
 
 Prevents: an answer from numbers nobody can see.
 """
@@ -9,10 +9,41 @@ from decimal import Decimal
 
 import streamlit as st
 
+from dashboard import components, tables
 from dashboard import viewmodels_estimates as vm
-from fleet.cost import ClosedFormInputs
+from fleet.cost import ClosedFormInputs, closed_form
+from fleet.errors import InvalidInput
 
 _START = ClosedFormInputs()
+
+
+def closed_form_panel() -> None:
+    """Draw the closed form to the dollar, and beside it what it hides."""
+    st.caption("A sum from the numbers below, to the dollar: no traffic, no waiting, no refusals in it.")
+    try:
+        found = closed_form(estimate_inputs())
+    except InvalidInput as exc:
+        components.failure(exc, title="These inputs have no answer")
+        return
+    components.cards(vm.cards(found))
+    wrong, others = vm.wrong_answer(found)
+    for line in wrong:
+        st.error(line)
+    components.table(vm.option_rows(found), tables.OPTIONS, key="options")
+    left, right = components.two()
+    with left:
+        st.subheader("What this hides")
+        components.lines(vm.hidden(found))
+    with right:
+        st.subheader("Mind")
+        components.lines(others)
+    left, right = components.two()
+    with left:
+        st.subheader("At other spot prices")
+        components.table(vm.spot_rows(found), tables.SPOT, key="spot")
+    with right:
+        st.subheader("In calendar months")
+        components.table(vm.calendar_rows(found), tables.CALENDAR, key="calendar")
 
 
 def estimate_inputs() -> ClosedFormInputs:

@@ -45,6 +45,7 @@ def navigation() -> st.Page:
             ],
             "Cost": [
                 page("estimates", "Estimates", ":material/calculate:"),
+                page("strategies", "Strategies", ":material/compare_arrows:"),
                 page("sizing", "Sizing", ":material/straighten:"),
                 page("spend", "Spend", ":material/payments:"),
                 page("month_close", "Month close", ":material/lock_clock:"),

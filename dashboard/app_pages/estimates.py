@@ -1,39 +1,63 @@
-"""What would admission control cost against provisioning for the peak, and what does that number hide?"""
+"""What does serving this traffic cost, who is refused for it, and what would change the answer?"""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import components, tables
-from dashboard import viewmodels_estimates as vm
-from dashboard.estimate_inputs import estimate_inputs
-from fleet.cost import closed_form
+from dashboard import charts_estimates as charts
+from dashboard import comparison_inputs, components, data_estimates, estimate_inputs
+from dashboard import tables_estimates as tables
+from dashboard import viewmodels_comparison as vm
 from fleet.errors import InvalidInput
 
 st.title("Estimates")
-st.caption("A closed form from the numbers below: an estimate, not a measurement and not a forecast.")
-try:
-    found = closed_form(estimate_inputs())
-except InvalidInput as exc:
-    components.failure(exc, title="These inputs have no answer")
+st.caption("Months of 720 hours, simulated: forecasts from the inputs below, not measurements.")
+top = st.container()
+with st.expander("Traffic, nodes and prices", icon=":material/tune:"):
+    try:
+        ready = comparison_inputs.asked(comparison_inputs.document())
+    except InvalidInput as exc:
+        ready = None
+        components.failure(exc, title="These inputs have no answer")
+if ready is None:
+    top.error("The inputs below have no answer: open them to see why.")
     st.stop()
-components.cards(vm.cards(found))
-wrong, others = vm.wrong_answer(found)
-for line in wrong:
-    st.error(line)
-st.subheader("Every way to provision")
-components.table(vm.option_rows(found), tables.OPTIONS, key="options")
+with top:
+    found = data_estimates.answer(ready)
+    compared = found.compared
+    components.verdict(*vm.headline(ready, compared))
+    components.cards(vm.cards(ready, compared))
+    wrong, others = vm.wrong_answers(ready, compared)
+    for line in wrong:
+        st.warning(line)
+components.table(vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes")
 left, right = components.two()
 with left:
-    st.subheader("What this hides")
-    components.lines(vm.hidden(found))
+    components.plot(charts.cost_and_refusals(compared), key="cost_refusals")
 with right:
-    st.subheader("Mind")
-    components.lines(others)
+    components.plot(charts.nodes_over_time(compared), key="nodes_hours")
+st.subheader("Who notices")
 left, right = components.two()
 with left:
-    st.subheader("At other spot prices")
-    components.table(vm.spot_rows(found), tables.SPOT, key="spot")
+    components.plot(charts.refused_by_tier(compared), key="by_tier")
+    st.caption(vm.SPLIT)
 with right:
-    st.subheader("In calendar months")
-    components.table(vm.calendar_rows(found), tables.CALENDAR, key="calendar")
+    components.table(vm.noticed_rows(compared), tables.NOTICED, key="noticed")
+st.subheader("What would change the answer")
+left, right = components.two()
+with left:
+    components.plot(charts.price_of_a_refusal(compared, ready.refusal_usd), key="refusal_price")
+with right:
+    components.lines(
+        [*vm.cheapest_sentences(compared), *vm.flips(found.axes), vm.reserve_line(found.reserve), *others]
+    )
+names, places = [o.name for o in compared.outcomes], components.places(3, min_px=300)
+for place, axis in zip(places, found.axes, strict=True):
+    with place:
+        components.plot(charts.sensitivity(axis, names, vm.stands_at(ready, axis)), key=axis.axis.value)
+components.table(vm.band_rows(compared, found.axes), tables.BANDS, key="bands")
+st.subheader("Inputs")
+components.table(vm.input_rows(ready), tables.INPUTS, key="inputs")
+comparison_inputs.share(ready)
+with st.expander("The closed form, and what it hides", icon=":material/calculate:"):
+    estimate_inputs.closed_form_panel()

@@ -1,0 +1,52 @@
+"""How the tables of estimates look: labels, units. Constants only.
+
+Prevents: a share without what it is a share of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+column = st.column_config
+
+
+def _figure(label: str, about: str | None = None) -> Any:
+    return column.TextColumn(label, alignment="right", help=about)
+
+
+OUTCOMES: dict[str, Any] = {
+    "strategy": column.TextColumn("Strategy", width="medium", pinned=True),
+    "usd": _figure("USD a month", "720 h"),
+    "per million": _figure("per M tokens", "USD per million tokens served, prompt and output"),
+    "per million out": _figure("per M output", "USD per million output tokens served"),
+    "nodes": _figure("Nodes", "On average (at most), billed from launch"),
+    "refused": _figure("Refused", "Of offered requests"),
+    "p50": _figure("Wait p50", "Of admitted requests"),
+    "p95": _figure("p95"),
+    "p99": _figure("p99"),
+    "slo": _figure("In objective", "Of offered requests: refused ones are not within it"),
+    "rho": column.NumberColumn("rho", format="%.2f", help="Served / what the billed nodes could serve"),
+    "stands": column.TextColumn("Against the baseline", width="large"),
+}
+NOTICED: dict[str, Any] = {
+    "strategy": column.TextColumn("Strategy", width="medium"),
+    "tier": column.TextColumn("Tier"),
+    "tenant": column.TextColumn("Tenant"),
+    "offered": _figure("Requests a month"),
+    "refused": _figure("Refused"),
+    "share": _figure("Of its own"),
+    "worst hour": _figure("In its worst hour"),
+}
+INPUTS: dict[str, Any] = {
+    "input": column.TextColumn("Input", width="small"),
+    "value": column.TextColumn("Value", width="medium"),
+    "source": column.TextColumn("Where it comes from, and when", width="large"),
+}
+BANDS: dict[str, Any] = {
+    "strategy": column.TextColumn("Strategy", width="medium"),
+    "cold_start": _figure("Cold start, 1 to 10 min"),
+    "burst_length": _figure("Bursts, a tenth to twice as long"),
+    "spot_ratio": _figure("Spot at 20 to 80 % of on demand"),
+}

@@ -1,0 +1,107 @@
+"""The Estimates and Strategies pages: the guide's case, a shared address, wrong inputs, a damaged link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+from control.comparison_documents import as_link, read_comparison
+from control.rate_profile_files import bundled_profile
+
+Show = Callable[..., AppTest]
+
+
+def column(at: AppTest, name: str) -> list[object]:
+    return next(list(d.value[name]) for d in at.dataframe if name in d.value.columns)
+
+
+def said(at: AppTest) -> str:
+    shown = (*at.markdown, *at.caption, *at.info, *at.error, *at.success, *at.warning)
+    return " ".join(str(e.value) for e in shown).replace("\\", "")
+
+
+def link(**document: Any) -> str:
+    return as_link(read_comparison({"traffic": "A", **document}, bundled_profile).document)
+
+
+def test_the_guide_s_case_stands_beside_the_autoscaler_it_leaves_out(empty: Show) -> None:
+    at = empty("estimates")
+    assert [e.message for e in at.exception] == []
+    usd = dict(zip(column(at, "strategy"), column(at, "usd"), strict=True))
+    # published for this traffic: the admission fleet, a real autoscaler, provisioning for the peak
+    assert usd["Static + admission"] == "$100,800"
+    assert usd["Reactive + admission"] == "$106,043"
+    assert usd["Static peak"] == "$201,600"
+    refused = dict(zip(column(at, "strategy"), column(at, "refused"), strict=True))
+    assert refused["Static + admission"] == "6.24 %"
+    assert "Reactive + admission costs least" in said(at)
+    assert "is the wrong answer at 0.01 USD a refusal" in said(at)
+
+
+def test_every_input_has_a_source_and_a_date(empty: Show) -> None:
+    at = empty("estimates")
+    sources = dict(zip(column(at, "input"), column(at, "source"), strict=True))
+    for price in ("price", "reserved price", "spot price"):
+        assert "2026-" in str(sources[price])
+        assert str(sources[price]).startswith("default: ")
+    at.number_input(key="compare_spot_price").set_value(6.0).run()
+    sources = dict(zip(column(at, "input"), column(at, "source"), strict=True))
+    assert sources["spot price"] == "typed in"
+    # published: two spot nodes at 6 USD
+    usd = dict(zip(column(at, "strategy"), column(at, "usd"), strict=True))
+    assert usd["Static + admission + spot"] == "$104,844"
+
+
+def test_an_address_reproduces_its_result(empty: Show) -> None:
+    five = [{"name": "five", "params": {"n": 5, "D": 1.5}}, {"name": "six", "params": {"n": 6, "D": 1.5}}]
+    at = empty("estimates", e=link(strategies=five, price=30, refusal_usd=0.02))
+    assert [e.message for e in at.exception] == []
+    assert column(at, "strategy")[:2] == ["five", "six"]
+    assert column(at, "usd")[:2] == ["$108,000", "$129,600"]  # 720 h of 5 and 6 nodes at 30 USD
+    assert at.number_input(key="compare_price").value == 30
+    assert at.number_input(key="compare_refusal_cents").value == 2
+
+
+def test_what_was_changed_is_in_the_address(empty: Show) -> None:
+    at = empty("estimates")
+    at.number_input(key="compare_mu").set_value(6.0).run()
+    written = at.query_params["e"]
+    again = empty("estimates", e=written if isinstance(written, str) else written[0])
+    assert column(again, "usd") == column(at, "usd")
+    assert again.number_input(key="compare_mu").value == 6.0
+
+
+def test_a_damaged_link_and_impossible_inputs_are_refused_in_words(empty: Show) -> None:
+    at = empty("estimates", e="AAAA")
+    assert [e.message for e in at.exception] == []
+    assert "the link is damaged" in said(at)
+    at = empty("estimates")
+    at.number_input(key="compare_mu").set_value(0.0).run()
+    assert [e.message for e in at.exception] == []
+    assert "/mu is 0.0" in said(at)
+
+
+def test_strategies_are_edited_and_compared(empty: Show) -> None:
+    at = empty("strategies")
+    assert [e.message for e in at.exception] == []
+    assert "Reactive + admission costs least" in said(at)
+    at.session_state["strategies_0"] = {
+        "edited_rows": {"0": {"nodes": 12}},
+        "added_rows": [],
+        "deleted_rows": [2, 3, 4, 5],
+    }
+    at.run()
+    assert [e.message for e in at.exception] == []
+    usd = dict(zip(column(at, "strategy"), column(at, "usd"), strict=True))
+    assert usd == {"Static peak": "$241,920", "Static + admission": "$100,800"}  # 12 x 28 x 720
+    at.switch_page("app_pages/estimates.py").run()
+    assert column(at, "usd")[:2] == ["$241,920", "$100,800"]
+
+
+def test_nobody_may_be_refused(empty: Show) -> None:
+    at = empty("estimates")
+    at.checkbox(key="compare_acceptable").uncheck().run()
+    assert "Predictive + admission serves everybody in time for $108,311" in said(at)
+    assert "refusals are not acceptable" in said(at)
