@@ -22,6 +22,7 @@ from control.tables_discovery import (
     GpuSampleRow,
     NodeEndpointRow,
 )
+from control.tables_estimates import EstimateRunRow, EstimateSnapshotRow, EstimateTraceRow
 from control.tables_fleet import (
     AlertRow,
     AlertTimerRow,
@@ -85,6 +86,9 @@ __all__ = [
     "DiscoveredNodeRow",
     "DiscoverySourceRow",
     "EndpointSeenRow",
+    "EstimateRunRow",
+    "EstimateSnapshotRow",
+    "EstimateTraceRow",
     "FlowMinuteRow",
     "FlowNowRow",
     "GatewayObservedRow",
