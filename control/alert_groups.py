@@ -5,14 +5,15 @@ notice; later ones of the same group wait until `GROUP_INTERVAL_S` after the las
 acknowledged is told again every `REPEAT_S`. What was told once is told when it is over, too. Acknowledged
 and silenced alerts are not told as new; a silence that ends while its alert is open is. Times are those of
 the rounds, so that a late round tells what an early one would have. Everything is written in the round's
-transaction. Prevents: forty pages for one switch, a page for a breach that lasted a moment, and "resolved"
-for something nobody heard of.
+transaction. A pool's alert is not told while the same rule stands open for the whole fleet; what is left of
+it when the fleet's is over is. Prevents: forty pages for one switch, a page for a breach that lasted a
+moment, and "resolved" for something nobody heard of.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -72,16 +73,28 @@ def _news(session: Session, active: Sequence[Silence]) -> dict[Group, _News]:
         select(a).where(or_(is_open, is_owed)).order_by(a.id).execution_options(populate_existing=True)
     )
     found: dict[Group, _News] = {}
+    rows = list(rows)
+    wide = fleet_rules(rows)
     for row in rows:
         news = found.setdefault(group_of(row), _News())
         if row.state == "resolved":
             news.resolved.append(row)
             continue
         news.is_active |= row.notified_at is not None
-        if row.acknowledged_at is not None or silencing(row, active) is not None:
+        if row.acknowledged_at is not None or silencing(row, active) is not None or is_inhibited(row, wide):
             continue
         (news.opened if row.notified_at is None else news.told).append(row)
     return found
+
+
+def fleet_rules(rows: Iterable[AlertRow]) -> frozenset[str]:
+    """Return the rules that stand open for the whole fleet; one without data says nothing of pools."""
+    return frozenset(r.rule for r in rows if r.scope == "fleet" and r.state in ("open", "acknowledged"))
+
+
+def is_inhibited(row: AlertRow, wide: frozenset[str]) -> bool:
+    """Return whether a pool's alert is part of the fleet's own, which tells of it, silenced or not."""
+    return row.scope == "pool" and row.rule in wide
 
 
 def _tell_group(

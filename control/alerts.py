@@ -8,12 +8,12 @@ alarm that turns itself off because its source fell silent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -29,6 +29,9 @@ from fleet.errors import InvalidInput
 
 __all__ = ["Change", "Observation", "apply", "count_unresolved", "observe"]
 
+T = TypeVar("T")
+#: Timers in one statement: five parameters each, and Postgres takes 65,535 in one.
+TIMERS_AT_ONCE = 2_000
 _UNRESOLVED = AlertRow.state != "resolved"
 
 
@@ -146,21 +149,25 @@ def _store_timers(
     session: Session, at: datetime, before: Iterable[Key], kept: dict[Key, AlarmState]
 ) -> None:
     t = AlertTimerRow
-    for rule, scope, subject in set(before) - kept.keys():
-        session.execute(delete(t).where(t.rule == rule, t.scope == scope, t.subject == subject))
-    if not kept:
-        return
+    for gone in _batches(sorted(set(before) - kept.keys())):
+        session.execute(delete(t).where(tuple_(t.rule, t.scope, t.subject).in_(gone)))
     rows = [
         {"rule": rule, "scope": scope, "subject": subject, "machine": state.as_dict(), "updated_at": at}
         for (rule, scope, subject), state in sorted(kept.items())
     ]
-    statement = insert(t).values(rows)
-    session.execute(
-        statement.on_conflict_do_update(
-            index_elements=[t.rule, t.scope, t.subject],
-            set_={"machine": statement.excluded.machine, "updated_at": statement.excluded.updated_at},
+    for batch in _batches(rows):
+        statement = insert(t).values(batch)
+        session.execute(
+            statement.on_conflict_do_update(
+                index_elements=[t.rule, t.scope, t.subject],
+                set_={"machine": statement.excluded.machine, "updated_at": statement.excluded.updated_at},
+            )
         )
-    )
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for first in range(0, len(items), TIMERS_AT_ONCE):
+        yield items[first : first + TIMERS_AT_ONCE]
 
 
 def _follow(now: _Round, seen: Observation, state: AlarmState, row: AlertRow) -> list[Change]:

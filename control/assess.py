@@ -19,7 +19,7 @@ from control.capacity_book import REFILL, CapacityBook
 from control.demand import Demand
 from control.fetch import shown_url
 from control.fleet_facts import FleetFacts, Node
-from control.freshness import Freshness, age_s, freshness
+from control.freshness import Freshness, age_s, freshness, news_period_s
 from control.scrape import NodeResult, Round
 from control.tables import SampleRow
 from fleet.health import assess_engine, assess_fleet, assess_group, assess_pool
@@ -69,6 +69,7 @@ class Assessor:
         self.book = book
         self._last_sample_at: dict[str, datetime] = {}
         self._running: dict[str, int | None] = {}
+        self._interval_s: dict[str, float | None] = {}  # of nodes that another server scrapes
         self._demand = Demand()
 
     def refill(self, session: Session, facts: FleetFacts, now: datetime) -> int:
@@ -114,6 +115,8 @@ class Assessor:
 
     def _state(self, node: Node, result: NodeResult | None, round_: Round) -> NodeState:
         flags: tuple[str, ...] = ()
+        if result is not None and (result.samples or result.interval_s is not None):
+            self._interval_s[node.name] = result.interval_s
         if result is not None and result.samples:
             self._last_sample_at[node.name] = round_.at
             flags = tuple(sorted({flag for sample in result.samples for flag in sample.window.flags}))
@@ -122,13 +125,16 @@ class Assessor:
         age = age_s(self._last_sample_at.get(node.name), round_.at)
         return NodeState(
             node=node,
-            freshness=freshness(age, round_.period_s),
+            freshness=freshness(age, self._period_s(node.name, round_)),
             age_s=age,
             flags=flags,
             reason=result.reason.value if result is not None and result.reason is not None else None,
             detail=result.detail if result is not None else "",
             lost_pages=() if result is None else result.lost_pages,
         )
+
+    def _period_s(self, node: str, round_: Round) -> float:
+        return news_period_s(round_.period_s, self._interval_s.get(node))
 
     def _engines(self, state: NodeState, round_: Round, facts: FleetFacts) -> list[Health]:
         """Return the health of a node's engines; one stale part for a node without fresh samples."""
@@ -144,7 +150,7 @@ class Assessor:
                 self.book.estimate(key),
                 at_s,
                 limits=None if pool is None else pool.limits,
-                period_s=round_.period_s,
+                period_s=self._period_s(name, round_),
             )
             for key in keys
         ]

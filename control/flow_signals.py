@@ -8,12 +8,13 @@ that takes no work.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from control.assess import Assessment
 from control.flow_slices import CAPACITY_REFUSALS, RoundSlices, Subject
 from control.freshness import Freshness
+from control.repeat_signals import RepeatWatch, Use, added, mean_tokens
 from control.rounds import Round
 from fleet.bursts import BASELINE_S, BURST_S, GUARD_S, Counted, burst
 from fleet.fairness import Fairness, TenantUse, fairness, longest_wait
@@ -27,22 +28,7 @@ from fleet.skew import skew
 
 SHARE_S = 300.0  # shares of tenants are taken over this long
 WAIT_S = 60.0
-RETRY_S = 120.0
-MIN_OFFERED = 30  # fewer requests say nothing about repetitions
 _COUNTED_KEPT = 4_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """What one tenant did in one tier in one round, over all gateways."""
-
-    at_s: float
-    offered: int
-    repeated: int | None
-    dispatched: int
-    shed: int
-    tokens: int
-    queued: int
 
 
 @dataclass(slots=True)
@@ -53,7 +39,8 @@ class SignalBook:
     _kv: dict[tuple[str, str], deque[KvPoint]] = field(
         default_factory=dict[tuple[str, str], deque[KvPoint]]
     )
-    _uses: dict[tuple[str, str], deque[_Use]] = field(default_factory=dict[tuple[str, str], deque[_Use]])
+    _uses: dict[tuple[str, str], deque[Use]] = field(default_factory=dict[tuple[str, str], deque[Use]])
+    _repeats: RepeatWatch = field(default_factory=RepeatWatch)
     _waits: deque[tuple[float, dict[str, Histogram]]] = field(
         default_factory=deque[tuple[float, dict[str, Histogram]]]
     )
@@ -72,7 +59,8 @@ class SignalBook:
         found += self._kv_signals(working, fresh)
         found += _hot_nodes(assessment, fresh)
         found += self._tier_signals(round_, at_s, policy)
-        found.append(self._retries(at_s))
+        is_heard = all(result.flows is not None for result in round_.gateways)
+        found += self._repeats.signals(at_s, self._uses, is_heard=is_heard)
         return found
 
     def remember(self, subject: Subject, counted: Counted) -> None:
@@ -160,14 +148,14 @@ class SignalBook:
     # ---- tiers -------------------------------------------------------------------------------------------
 
     def _take_uses(self, round_: Round, at_s: float) -> None:
-        uses: dict[tuple[str, str], _Use] = {}
+        uses: dict[tuple[str, str], Use] = {}
         waits: dict[str, list[Histogram]] = {}
         for result in round_.gateways:
             for flow in result.flows or ():
                 key = (flow.tenant, flow.tier)
                 shed = sum(flow.outcomes.get(o.value, 0) for o in CAPACITY_REFUSALS)
                 tokens = (flow.prompt_tokens or 0) + (flow.output_tokens or 0)
-                one = _Use(
+                one = Use(
                     at_s,
                     flow.offered or 0,
                     flow.repeated,
@@ -176,11 +164,11 @@ class SignalBook:
                     tokens,
                     flow.queued_requests or 0,
                 )
-                uses[key] = _added(uses[key], one) if key in uses else one
+                uses[key] = added(uses[key], one) if key in uses else one
                 if (wait := flow.histograms.get("queue_wait_s")) is not None:
                     waits.setdefault(flow.tier, []).append(wait)
         for key, use in uses.items():
-            self._uses.setdefault(key, deque[_Use]()).append(use)
+            self._uses.setdefault(key, deque[Use]()).append(use)
         for key in list(self._uses):
             kept = self._uses[key]
             while kept and kept[0].at_s <= at_s - SHARE_S:
@@ -209,7 +197,7 @@ class SignalBook:
                     tenant,
                     1.0 if found is None else float(found.weight),
                     served,
-                    served + missed * (each or _mean_tokens(self._uses, tier)),
+                    served + missed * (each or mean_tokens(self._uses, tier)),
                     is_backlogged=missed > 0 and 2 * waited >= len(rounds),
                 )
             )
@@ -258,40 +246,6 @@ class SignalBook:
         words = f"{tier}: somebody waited {longest_s:.3g} s of the {allowed_s:g} s allowed"
         detail: dict[str, object] = {"longest_wait_s": longest_s, "allowed_s": allowed_s}
         return FlowSignal(FlowRule.STARVATION, "tier", tier.value, longest_s / allowed_s, words, detail)
-
-    def _retries(self, at_s: float) -> FlowSignal:
-        recent = [use for uses in self._uses.values() for use in uses if use.at_s > at_s - RETRY_S]
-        known = [use.repeated for use in recent if use.repeated is not None]
-        offered = sum(use.offered for use in recent if use.repeated is not None)
-        if not known or offered < MIN_OFFERED:
-            words = "the gateways do not count repetitions" if recent and not known else "too few requests"
-            return FlowSignal(FlowRule.RETRY_STORM, "fleet", "", None, words)
-        repeated = sum(known)
-        value = offered / max(1, offered - repeated)
-        words = f"{value:.2f} attempts for each original request: {repeated} of {offered} are repetitions"
-        return FlowSignal(
-            FlowRule.RETRY_STORM, "fleet", "", value, words, {"offered": offered, "repeated": repeated}
-        )
-
-
-def _added(one: _Use, other: _Use) -> _Use:
-    whole = one.repeated is not None and other.repeated is not None
-    return _Use(
-        one.at_s,
-        one.offered + other.offered,
-        (one.repeated or 0) + (other.repeated or 0) if whole else None,
-        one.dispatched + other.dispatched,
-        one.shed + other.shed,
-        one.tokens + other.tokens,
-        one.queued + other.queued,
-    )
-
-
-def _mean_tokens(uses: Mapping[tuple[str, str], Iterable[_Use]], tier: Tier) -> float:
-    """Return the tokens of a dispatched request of the tier: what a tenant never served would have used."""
-    of_tier = [use for (_, name), rounds in uses.items() if name == tier.value for use in rounds]
-    dispatched = sum(use.dispatched for use in of_tier)
-    return sum(use.tokens for use in of_tier) / dispatched if dispatched else 0.0
 
 
 def _hot_nodes(assessment: Assessment, fresh: set[str]) -> list[FlowSignal]:

@@ -107,7 +107,7 @@ def now_row(at: datetime, found: FlowState, signals: Iterable[FlowSignal]) -> di
 
 
 def _shown(subject: Subject, signals: Iterable[FlowSignal]) -> list[FlowSignal]:
-    """Return the signals that stand with a subject: its own; with a pool and the fleet the worst nodes."""
+    """Return the signals that stand with a subject: its own; with the fleet the worst nodes and tenants."""
     own = [s for s in signals if (s.scope, s.subject) == subject and s.rule is not FlowRule.UNSTABLE]
     if subject[0] != "fleet":
         return own
@@ -115,6 +115,8 @@ def _shown(subject: Subject, signals: Iterable[FlowSignal]) -> list[FlowSignal]:
         nodes = [s for s in signals if s.rule is rule and s.scope == "node"]
         nodes.sort(key=lambda s: (s.value is None, -(s.value or 0.0), s.subject))
         own += nodes[:MAX_NODES_SHOWN]
+    tenants = [s for s in signals if s.rule is FlowRule.RETRY_STORM and s.scope == "tenant"]
+    own += sorted(tenants, key=lambda s: (-(s.value or 0.0), s.subject))[:MAX_NODES_SHOWN]
     return own
 
 

@@ -16,6 +16,7 @@ STALE_AFTER_S = 60.0
 #: A node nobody heard from for this long (or ten rounds, whichever is longer) is silent.
 SILENT_AFTER_S = 300.0
 SILENT_ROUNDS = 10
+MAX_INTERVAL_S = 300.0
 DEFAULT_PERIOD_S = 10.0
 
 
@@ -45,6 +46,14 @@ def freshness(age_s: float | None, period_s: float) -> Freshness:
     if age_s is None or age_s >= silent_after_s(period_s):
         return Freshness.SILENT
     return Freshness.STALE if age_s >= stale_after_s(period_s) else Freshness.FRESH
+
+
+def news_period_s(period_s: float, interval_s: float | None) -> float:
+    """Return how often there can be news of a node: each round, or as rarely as its server scrapes it.
+
+    Up to five minutes: a server that scrapes more rarely gives no present.
+    """
+    return max(period_s, min(interval_s or 0.0, MAX_INTERVAL_S))
 
 
 def age_s(at: datetime | None, now: datetime) -> float | None:

@@ -7,13 +7,14 @@ anybody being able to see it, and a webhook that has been dead for a week.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from control.alert_groups import fleet_rules, is_inhibited
 from control.alert_rule_store import RuleView, rule_views
 from control.alert_silences import Silence, active_silences, silences, silencing
 from control.freshness import age_s, stale_after_s
@@ -47,6 +48,7 @@ class AlertEntry:
     summary: str
     detail: dict[str, Any] = field(default_factory=dict[str, Any])
     silence: Silence | None = None
+    is_inhibited: bool = False  # a pool's, while the fleet's alert of the same rule tells of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,12 @@ def unresolved_alerts(session: Session, now: datetime) -> list[AlertEntry]:
         select(AlertRow)
         .where(AlertRow.state != "resolved")
         .order_by(AlertRow.severity, AlertRow.opened_at.desc(), AlertRow.id.desc())
-    )
-    return [_entry(row, now, silencing(row, active)) for row in rows]
+    ).all()
+    wide = fleet_rules(rows)
+    return [
+        replace(_entry(row, now, silencing(row, active)), is_inhibited=is_inhibited(row, wide))
+        for row in rows
+    ]
 
 
 def resolved_alerts(session: Session, now: datetime, *, limit: int = MAX_HISTORY) -> list[AlertEntry]:

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
-from control.freshness import Freshness, age_s, freshness, silent_after_s
+from control.freshness import Freshness, age_s, freshness, news_period_s, silent_after_s
 from control.queries_fleet import HealthView, node_health, scrape_period_s
 from control.queries_promsource import node_sources
 from control.tables import CapacityEstimateRow, NodeRow, SampleRow, ScrapeFailureRow
@@ -141,7 +141,7 @@ def _rows(session: Session, nodes: Sequence[NodeRow], now: datetime) -> list[Nod
             failures.get(node.name),
             verdicts.get(node.name),
             now,
-            period_s,
+            _news_period_s(period_s, samples.get(node.name, []), is_sourced=node.name in read_from),
         )
         for node in nodes
     ]
@@ -149,6 +149,12 @@ def _rows(session: Session, nodes: Sequence[NodeRow], now: datetime) -> list[Nod
         replace(row, source=f"prometheus:{read_from[row.name].source}") if row.name in read_from else row
         for row in rows
     ]
+
+
+def _news_period_s(period_s: float, samples: Sequence[SampleRow], *, is_sourced: bool) -> float:
+    """Return how often there is news of a node: of one that another server scrapes, as its last window."""
+    covered = [s.covered_s for s in samples if s.covered_s is not None]
+    return news_period_s(period_s, max(covered, default=None) if is_sourced else None)
 
 
 def _newest_samples(

@@ -6,14 +6,16 @@ does not ask, and a node called dead that is resting or on its way out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
-from control.freshness import Freshness, age_s, freshness, stale_after_s
+from control.freshness import Freshness, age_s, freshness, news_period_s, stale_after_s
 from control.queries_fleet import scrape_period_s
+from control.queries_promsource import node_sources
 from control.tables import NodeRow, RoundRow, SampleRow, ScrapeFailureRow
 from fleet.diagnosis_evidence import QuietNode
 
@@ -31,7 +33,13 @@ def quiet_nodes(session: Session, since: datetime, until: datetime) -> tuple[Qui
         return ()
     names = list(session.scalars(select(NodeRow.name).where(NodeRow.state == "active")))
     seen = _last_samples(session, names, until)
-    quiet = [n for n in names if freshness(age_s(seen.get(n), newest), period_s) is not Freshness.FRESH]
+    intervals = _intervals_s(session, seen)
+    quiet = [
+        n
+        for n in names
+        if freshness(age_s(seen.get(n), newest), news_period_s(period_s, intervals.get(n)))
+        is not Freshness.FRESH
+    ]
     if not quiet:
         return ()
     f = ScrapeFailureRow
@@ -66,3 +74,15 @@ def _last_samples(session: Session, names: list[str], until: datetime) -> dict[s
         )
         found |= {node: at for node, at in rows}
     return found
+
+
+def _intervals_s(session: Session, seen: Mapping[str, datetime]) -> dict[str, float]:
+    """Return how long the last window of each node was that another server scrapes."""
+    s, sourced = SampleRow, [name for name in node_sources(session) if name in seen]
+    if not sourced:
+        return {}
+    newest = [(name, seen[name]) for name in sourced]
+    rows = session.execute(
+        select(s.node, func.max(s.covered_s)).where(tuple_(s.node, s.at).in_(newest)).group_by(s.node)
+    )
+    return {node: covered for node, covered in rows if covered is not None}

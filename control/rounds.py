@@ -72,6 +72,7 @@ class NodeResult:
     detail: str = ""
     findings: tuple[Finding, ...] = ()
     pages: tuple[PageResult, ...] = ()  # its own first, then the further ones; () from another server
+    interval_s: float | None = None  # how often the server it is read from has news of it
 
     @property
     def lost_pages(self) -> tuple[str, ...]:

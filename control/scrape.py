@@ -218,9 +218,10 @@ class Scraper:
             detail = f"the newest page at {target.source} is {age_s:.0f} s old"
             return _lost(target, Reason.NOT_IN_SOURCE, detail)
         if self._book.asked_s(target.name) == found.at_s:
-            return NodeResult(target.name, target.pool, None)
+            return NodeResult(target.name, target.pool, None, interval_s=found.interval_s)
         fetched = FetchedPage(b"", 200, None, found.at_s, 0.0)
-        return replace(self._accept(target, found.page, fetched), fetch_s=None)
+        taken = self._accept(target, found.page, fetched)
+        return replace(taken, fetch_s=None, interval_s=found.interval_s)
 
     def _since(self, started_s: float) -> float:
         return self._clock.monotonic_s() - started_s

@@ -175,7 +175,7 @@ def style() -> None:
         "[data-testid=stBottomBlockContainer]{padding:.6rem 2rem 1rem!important}"
         f".stApp:has([data-testid=stExpandSidebarButton]) {STRIP}{{padding-left:2rem}}"
         # narrow windows: the menu and the edges give their room to tables
-        "@media(max-width:64rem){[data-testid=stSidebar][aria-expanded=true]{width:11.5rem!important;"
+        "@media(max-width:64rem){[data-testid=stSidebar][data-collapsed=false]{width:11.5rem!important;"
         "min-width:11.5rem!important}.stMainBlockContainer{padding:0 1rem 3rem!important}}"
         "h1{font-size:1.35rem!important;padding:0 0 .4rem 0!important}"
         "h3{font-size:1.05rem!important}</style>"

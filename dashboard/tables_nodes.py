@@ -20,7 +20,7 @@ REGISTRY: dict[str, Any] = {
     ),
     "seen": column.TextColumn("Last sample", width=90),
     "origin": column.TextColumn("Added", width=75, help="By hand, or by the discovery source of that name"),
-    "pool": column.TextColumn("Pool, price class", width=105),
+    "pool": column.TextColumn("Pool, price", width=105),
     "address": column.TextColumn("Address", width=140),
 }
 SOURCES: dict[str, Any] = {

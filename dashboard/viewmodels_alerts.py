@@ -15,17 +15,20 @@ from control.alert_silences import Silence
 from control.queries_alerts import AlertBook, AlertCount, AlertEntry, NoticeView, WebhookView
 from dashboard import state, words
 from dashboard.times import UNKNOWN, Zone, age
-from dashboard.viewmodels import FLEET_PAGE, NODE_PAGE, ROLLOUT_PAGE, SIGNS, SPEND_PAGE, Card
+from dashboard.viewmodels import FLEET_PAGE, NODE_PAGE, ROLLOUT_PAGE, SIGNS, Card
 from dashboard.words import Tone
 from fleet.alert_rules import RULES, YES_NO, AlertRule
 
 FLOW_PAGE = "app_pages/flow.py"
+BUDGETS_PAGE = "app_pages/budgets.py"
 #: Alerts of one group that are shown as one line.
 FOLDED_FROM = 3
 #: Where the cause of an alert shows, for what is about no node.
 CAUSE_PAGES: dict[str, tuple[str, str]] = {
     "policy_drift": (ROLLOUT_PAGE, "Rollout"),
-    "budget": (SPEND_PAGE, "Spend"),
+    "budget_half": (BUDGETS_PAGE, "Budgets"),
+    "budget": (BUDGETS_PAGE, "Budgets"),
+    "budget_spent": (BUDGETS_PAGE, "Budgets"),
     "unstable": (FLOW_PAGE, "Flow"),
     "starvation": (FLOW_PAGE, "Flow"),
     "unfairness": (FLOW_PAGE, "Flow"),
@@ -197,6 +200,8 @@ def _since(entry: AlertEntry, at: datetime, zone: Zone, how: Watch) -> str:
             f"silenced until {zone.stamp(entry.silence.expires_at)} by {entry.silence.created_by}: "
             f"{entry.silence.reason}"
         )
+    elif entry.is_inhibited:
+        parts.append("told with the fleet's alert of the same rule")
     elif entry.notified_at is None:
         parts.append("not told yet" if how.has_webhooks else "nobody is told: no webhook is registered")
     return "; ".join(parts)

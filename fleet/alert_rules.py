@@ -181,7 +181,7 @@ RULES: dict[str, AlertRule] = {
             0.5, 0.3, 300.0, 300.0, 3, 3,
         ),
         AlertRule(
-            RETRY_STORM, "Clients retry in step", "attempts a request", ("fleet",), _WARNING,
+            RETRY_STORM, "Clients retry in step", "attempts a request", ("fleet", "tenant"), _WARNING,
             1.5, 1.2, 60.0, 180.0, 3, 3,
         ),
         AlertRule(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -18,7 +18,15 @@ from control.alert_silences import add_silence, end_silence
 from control.commands_fleet import acknowledge_alert, add_pool, rest_node
 from control.queries_alerts import alert_count, unresolved_alerts
 from control.roles import Actor, Role
-from control.tables import AlertDeliveryRow, AlertNoticeRow, AlertRow, AuditRow, NodeRow, WebhookRow
+from control.tables import (
+    AlertDeliveryRow,
+    AlertNoticeRow,
+    AlertRow,
+    AlertTimerRow,
+    AuditRow,
+    NodeRow,
+    WebhookRow,
+)
 from control.webhooks import add_webhook
 from fleet.errors import Conflict, Forbidden, InvalidInput, NotFound
 
@@ -331,3 +339,36 @@ def test_a_webhook_added_later_gets_what_comes_later(rounds: Rounds) -> None:
     assert rounds.session.scalars(select(AlertDeliveryRow)).all() == []
     (over,) = rounds.run(90, [frozen("n1", 0.0)])
     assert rounds.session.scalars(select(AlertDeliveryRow.notice)).all() == [over.id]
+
+
+def test_more_timers_than_one_statement_can_carry_are_kept_and_forgotten(session: Session) -> None:
+    # five values a timer: 13,107 of them are the 65,535 parameters Postgres takes in one statement
+    add_pool(session, ADA, name="h100", models=["m"], now=T0)
+    session.commit()
+    many = [silent(f"n{i}") for i in range(20_000)]
+    assert alerts.apply(session, T0, PERIOD_S, many) == []
+    session.commit()
+    count = select(func.count()).select_from(AlertTimerRow)
+    assert session.scalar(count) == 20_000
+    back = [silent(o.subject, 0.0) for o in many]
+    alerts.apply(session, T0 + timedelta(seconds=PERIOD_S), PERIOD_S, back)
+    session.commit()
+    assert session.scalar(count) == 0
+
+
+def test_a_pool_is_not_told_of_beside_the_whole_fleet_and_is_when_it_alone_is_left(rounds: Rounds) -> None:
+    def high(scope: str, subject: str, value: float) -> Observation:
+        pool = subject or None
+        return Observation("rho_high", scope, subject, value, f"rho of {subject or 'all'}", pool=pool)
+
+    both = [high("fleet", "", 0.95), high("pool", "h100", 0.99), high("pool", "a100", 0.5)]
+    told = rounds.run(300, both)
+    assert [(n.rule, n.scope, n.kind) for n in told] == [("rho_high", "fleet", "open")]
+    assert rounds.alert("h100").state == "open"  # it shows, and says who tells of it
+    entries = {e.scope: e for e in unresolved_alerts(rounds.session, rounds.now)}
+    assert (entries["pool"].is_inhibited, entries["fleet"].is_inhibited) == (True, False)
+    left = [high("fleet", "", 0.5), high("pool", "h100", 0.99)]
+    told = rounds.run(300, left)
+    assert {(n.scope, n.kind) for n in told} == {("fleet", "resolved"), ("pool", "open")}
+    over = rounds.run(300, [high("fleet", "", 0.5), high("pool", "h100", 0.5)])
+    assert [(n.scope, n.kind) for n in over] == [("pool", "resolved")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -132,7 +133,11 @@ class SimulatedNode:
 
     def ten_seconds(self, rate: float) -> NodeResult:
         """Let `rate` evenly spaced requests/s arrive for 10 s and return what a round sees."""
-        end_s = self.now_s + 10.0
+        return self.seconds(10.0, rate)
+
+    def seconds(self, length_s: float, rate: float) -> NodeResult:
+        """Let `rate` evenly spaced requests/s arrive for `length_s` and return what a scrape sees."""
+        end_s = self.now_s + length_s
         while self.due_s < end_s:
             self.engine.advance(self.due_s)
             self.number += 1
@@ -141,7 +146,7 @@ class SimulatedNode:
         self.engine.advance(end_s)
         self.now_s = end_s
         after = self.page()
-        (seen,) = window(self.before, after, 10.0)
+        (seen,) = window(self.before, after, length_s)
         self.before = after
         return sampled("a", seen)
 
@@ -307,3 +312,20 @@ def test_demand_falls_back_to_the_engines_when_a_gateway_is_not_heard_or_bypasse
         assert fleet.arrivals_from == "engines"
         assert fleet.health.arrival_rate == pytest.approx(rate)
         assert fleet.health.rho.value == pytest.approx(rate / 20.0)
+
+
+def test_an_overload_opens_where_a_server_has_news_of_the_node_once_a_minute_only(session: Session):
+    # rounds of 10 s, scrapes of 60 s: five rounds of six bring nothing new and are no gap
+    watch, node = Watch(session, facts("a")), SimulatedNode()
+
+    def minute(rate: float) -> list[Change]:
+        nothing_new = NodeResult("a", "p", None, interval_s=60.0)
+        found = [change for _ in range(5) for change in watch.round(nothing_new)[1]]
+        found += watch.round(replace(node.seconds(60.0, rate), interval_s=60.0))[1]
+        watch.assessor.book.refresh(watch.facts, watch.now.timestamp())
+        return found
+
+    assert [change for _ in range(20) for change in minute(0.6 * MU)] == []
+    opened = [change for _ in range(6) for change in minute(1.1 * MU)]
+    assert ("rho_high", "fleet", "open") in {(c.rule, c.scope, c.state) for c in opened}
+    assert {c.rule for c in opened} == {"rho_high"}

@@ -328,3 +328,32 @@ def test_a_replay_whose_p99_doubles_every_15_minutes_is_reported_within_half_an_
     last = signal(found[-1], FlowRule.UNSTABLE)
     assert last.value == 1.0
     assert float(str(last.detail["p99_doubling_min"])) == pytest.approx(15, rel=0.25)
+
+
+def test_a_tenant_that_storms_is_named_until_it_is_calm_and_others_are_not():
+    def tenants(found: FlowRound) -> dict[str, float | None]:
+        retries = (s for s in found.signals if s.rule is FlowRule.RETRY_STORM and s.scope == "tenant")
+        return {s.subject: s.value for s in retries}
+
+    world = World(gateways=True)
+    for _ in range(13):
+        found = world.round(
+            None,
+            flow(offered=120, repeated=80, tenant="acme"),
+            flow(offered=600, repeated=6, tenant="globex"),
+        )
+    # 120 with 80 of them repetitions: 3 attempts for each of 40; globex has 1.01
+    assert tenants(found) == {"acme": pytest.approx(3.0)}
+    fleet = signal(found, FlowRule.RETRY_STORM)
+    assert fleet.value == pytest.approx(720 / (720 - 86))  # 1.14: the fleet alone would show nothing
+    for _ in range(13):  # it falls silent: known to be no storm, so that an alert of it can end
+        found = world.round(None, flow(offered=600, repeated=6, tenant="globex"))
+    assert tenants(found) == {"acme": 1.0}
+    unheard = world.round(None, gateway=GatewayResult("g1", None, Reason.TIMEOUT, "late"))
+    assert tenants(unheard) == {}  # nobody knows what it does now
+    for _ in range(349):
+        found = world.round(None, flow(offered=600, repeated=6, tenant="globex"))
+    assert tenants(found) == {"acme": 1.0}  # the last repetitions were counted an hour less 10 minutes ago
+    for _ in range(30):
+        found = world.round(None, flow(offered=600, repeated=6, tenant="globex"))
+    assert tenants(found) == {}
