@@ -104,8 +104,11 @@ def targets(ports: Sequence[int], nodes: int, *, slow: bool) -> list[Target]:
 async def rounds(ports: Sequence[int], nodes: int, count: int) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {"healthy": [], "slow tenth": []}
     clock = SystemClock()
-    async with open_session(connections=512) as http:
-        scraper = Timed(http, clock, ControlMetrics(), period_s=PERIOD_S, deadline_s=DEADLINE_S)
+    async with open_session() as http:
+        metrics = ControlMetrics()
+        scraper = Timed(
+            http, clock, metrics, period_s=PERIOD_S, deadline_s=DEADLINE_S, connections=512
+        )
         for number in range(count + 1):
             for kind in found:
                 fleet = targets(ports, nodes, slow=kind == "slow tenth")

@@ -132,8 +132,8 @@ def scrape_with_ours(port: int, nodes: int, dsn: str, seconds: float) -> None:
         clock, metrics, ids = SystemClock(), ControlMetrics(), EdgeIds()
         engine = make_engine(dsn)
         targets = [Target(f"n{i}", f"http://127.0.0.1:{port}/m/{i}", "p") for i in range(nodes)]
-        async with open_session(connections=512) as http:
-            scraper = Scraper(http, clock, metrics, period_s=PERIOD_S, deadline_s=1.5)
+        async with open_session() as http:
+            scraper = Scraper(http, clock, metrics, period_s=PERIOD_S, deadline_s=1.5, connections=512)
             began = started = ended = 0.0
             count = 0
             while not count or clock.monotonic_s() < began + seconds:

@@ -35,12 +35,14 @@ from control.jobs import Controller, Loop, Step
 from control.observer import Observer
 from control.own_metrics import ControlMetrics
 from control.partitions import Retention
+from control.quota_leases import QuotaLeases
 from control.scrape import Scraper
 from control.settings import Settings, load_settings
 from control.spend_to_date import SpendToDate
 from fleet import logs
 from fleet.clock import Clock, SystemClock
 from fleet.errors import InvalidInput
+from fleet.quota_leases import RENEW_S
 
 #: A controller whose lease step has not succeeded for this long is not well, whoever leads.
 UNWELL_AFTER_S = 60.0
@@ -125,6 +127,7 @@ def _controller(
         metrics,
         period_s=settings.scrape_period_s,
         deadline_s=settings.scrape_deadline_s,
+        connections=_SCRAPE_CONNECTIONS,
     )
     keep = Retention(settings.retention_days, settings.retention_minute_days, settings.retention_hour_days)
     observer = Observer(deps, scraper, metrics, keep=keep, max_bytes=settings.buffer_mb * 1024 * 1024)
@@ -133,6 +136,7 @@ def _controller(
         Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
         Step("discovery", TICK_S, 60.0, discovery.tick),
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
+        Step("quotas", RENEW_S, 20.0, QuotaLeases(deps).tick),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
     )
     return Controller(deps, observer, metrics, settings.scrape_period_s, extra, (discovery.close,))

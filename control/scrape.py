@@ -15,7 +15,7 @@ from functools import partial
 
 import aiohttp
 
-from control.fetch import FetchedPage, FetchFailed, PageCaps, fetch_page, shown_url
+from control.fetch import FetchedPage, FetchFailed, PageCaps, Wire, fetch_page, shown_url
 from control.freshness import stale_after_s
 from control.gateway_scrape import GatewayPage, gateway_window, read_gateway_page
 from control.node_pages import engine_page, gpu_page, joined, page_key
@@ -61,8 +61,11 @@ class Scraper:
         *,
         period_s: float,
         deadline_s: float,
+        connections: int = 100,
     ) -> None:
+        """Ask over at most `connections` connections of its own, and with `http` where there is TLS."""
         self._http = http
+        self._wire = Wire(connections=connections)
         self._clock = clock
         self._metrics = metrics
         self.period_s = period_s
@@ -133,6 +136,7 @@ class Scraper:
         """Get a page; once more if the connection broke and there is time left."""
         started_s = self._clock.monotonic_s()
         ask = partial(fetch_page, self._http, url, clock=self._clock, caps=caps, place=place)
+        ask = partial(ask, wire=self._wire)
         try:
             return await ask(deadline_s=self._deadline_s)
         except FetchFailed as problem:

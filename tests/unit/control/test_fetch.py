@@ -16,6 +16,7 @@ from control.fetch import (
     FetchedPage,
     FetchFailed,
     PageCaps,
+    Wire,
     _ahead_s,
     fetch_page,
     is_allowed,
@@ -31,9 +32,20 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 PAGE = b"vllm:num_requests_running 1\n"
 
 
+@pytest.fixture(params=["wire", "library"], autouse=True)
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds over connections of our own and over the library's."""
+    monkeypatch.setattr(f"{__name__}.opened_wire", Wire if request.param == "wire" else lambda: None)
+
+
+def opened_wire() -> Wire | None:
+    raise AssertionError("set for each test")
+
+
 async def fetch(url: str, *, deadline_s: float = 60.0, caps: PageCaps | None = None) -> FetchedPage:
+    clock, wire = SystemClock(), opened_wire()
     async with open_session() as session:
-        return await fetch_page(session, url, clock=SystemClock(), deadline_s=deadline_s, caps=caps)
+        return await fetch_page(session, url, clock=clock, deadline_s=deadline_s, caps=caps, wire=wire)
 
 
 def outcome(
