@@ -21,6 +21,7 @@ from admission.explaining import DECISIONS_PATH, decision_answer
 from admission.identity import bearer, is_same_secret
 from admission.nodes import NodeBook
 from admission.proxy import read_body
+from admission.quota_lease import MAX_LEASE_BYTES, answer_lease
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
 from fleet.errors import (
@@ -84,6 +85,9 @@ class Admin:
                     return await self._usage(scope["query_string"])
                 case "POST", "/admin/usage/ack":
                     return await self._acknowledge(await self._body(receive, 4_096))
+                case "POST", "/admin/quota":
+                    body = await self._body(receive, MAX_LEASE_BYTES)
+                    return Answer(200, await answer_lease(self._state.quotas, body))
                 case "GET", path if path.startswith(DECISIONS_PATH):
                     return decision_answer(self._state, path.removeprefix(DECISIONS_PATH))
                 case "POST", "/admin/drain":

@@ -29,6 +29,7 @@ from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
 from admission.proxy import Proxy
+from admission.quota_lease import QuotaLeases
 from admission.running_journal import RunningJournal, settle
 from admission.settings import Settings
 from admission.state import GatewayState
@@ -79,6 +80,7 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
         ) from exc
     gate = Gate(random.Random())
     started_at_s = clock.now().timestamp()
+    boot_id = secrets.token_hex(8)
     return GatewayState(
         settings=settings,
         clock=clock,
@@ -87,9 +89,10 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
         metrics=GatewayMetrics(started_at_s),
         spool=spool,
         journal=journal,
-        boot_id=secrets.token_hex(8),
+        boot_id=boot_id,
         started_at_s=started_at_s,
         decisions=DecisionLog(settings.decisions),
+        quotas=QuotaLeases(settings.name, boot_id, settings.state_dir, gate.accounts, clock),
     )
 
 
@@ -111,7 +114,7 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
         app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag)
         _load_last_good(state)
         async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(helper.run()) for helper in (flusher, levels, lag)]
+            helpers = [group.create_task(helper.run()) for helper in (flusher, levels, lag, state.quotas)]
             await _serve(app, state, listening)
             for helper in helpers:
                 helper.cancel()

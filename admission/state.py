@@ -14,6 +14,7 @@ from admission.estimate import PromptEstimator
 from admission.identity import KeyRing
 from admission.metrics import GatewayMetrics
 from admission.passage import Ledger
+from admission.quota_lease import QuotaLeases
 from admission.repeats import RepeatWatch
 from admission.running_journal import RunningJournal
 from admission.settings import Settings
@@ -39,6 +40,7 @@ class GatewayState:
     boot_id: str
     started_at_s: float
     decisions: DecisionLog
+    quotas: QuotaLeases
     estimator: PromptEstimator = field(default_factory=PromptEstimator)
     repeats: RepeatWatch = field(default_factory=RepeatWatch)
     assignment: Assignment | None = None
@@ -93,6 +95,7 @@ class GatewayState:
         self.keys = KeyRing(assignment.credentials)
         self.models = frozenset(model for node in assignment.nodes for model in node.models)
         self.pools |= {node.name: node.pool for node in assignment.nodes}
+        self.quotas.rebase(assignment, digest)
         self.gate.apply(assignment, self.clock.monotonic_s())
         for notify in self.on_change:
             notify(assignment)

@@ -22,7 +22,14 @@ from pydantic import ValidationError
 from control.fetch import is_allowed
 from fleet.decision import Decision
 from fleet.errors import FleetError, Forbidden, InvalidPolicy, NotFound, StaleAssignment, Unavailable
-from fleet.messages import MAX_COUNTER, GatewayStatus, UsageAck, UsagePage
+from fleet.messages import (
+    MAX_COUNTER,
+    GatewayStatus,
+    QuotaLease,
+    QuotaReport,
+    UsageAck,
+    UsagePage,
+)
 
 MAX_ANSWER_BYTES = 4_000_000
 MAX_SHOWN_CHARACTERS = 500
@@ -93,6 +100,35 @@ async def push(
     if code == 422:
         raise InvalidPolicy(message or "refused without a reason", field=pointer)
     raise _unexpected(name, code, answer)
+
+
+async def lease(
+    http: aiohttp.ClientSession, name: str, url: str, sent: QuotaLease, *, token: str, deadline_s: float
+) -> QuotaReport | None:
+    """Send gateway `name` a quota lease; return what it then holds, None if its release knows no leases.
+
+    Raises StaleAssignment if a newer controller lends to it, Unavailable if the outcome is unknown or it
+    took nothing, Forbidden for a wrong token.
+    """
+    data = sent.model_dump_json(by_alias=True, exclude_defaults=True).encode()
+    code, answer = await _call(
+        http, "POST", f"{url}/admin/quota", token=token, deadline_s=deadline_s, data=data
+    )
+    if code == 404:
+        return None
+    if code == 409:
+        raise StaleAssignment(f"gateway {name} refused the lease as stale: {_said(answer)[0]}")
+    if code != 200:
+        raise _unexpected(name, code, answer)
+    try:
+        report = QuotaReport.model_validate_json(answer)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise Unavailable(_shown(f"its answer is not a quota report: {where}: {first['msg']}")) from exc
+    if report.gateway != name:
+        raise Unavailable(f"a gateway called {report.gateway} answers at the address of {name}")
+    return report
 
 
 async def usage(

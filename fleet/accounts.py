@@ -27,6 +27,8 @@ class Account:
         "name",
         "policy",
         "queued",
+        "refused_requests",
+        "refused_tokens",
         "requests",
         "share",
         "tokens",
@@ -42,9 +44,22 @@ class Account:
         self.tokens = 0
         self.ghost_requests = 0  # of the held: let through by a limit in shadow
         self.ghost_tokens = 0
+        self.refused_requests = 0  # by the tenant's limits, since it was made
+        self.refused_tokens = 0
 
     def exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
-        """Return the limit a request of `tokens` would break, or None. Changes nothing."""
+        """Return the limit a request of `tokens` breaks, counted as refused, or None. Uses up nothing."""
+        found = self._exceeded(tokens, now_s)
+        if found is not None:
+            self.count_refused(tokens)
+        return found
+
+    def count_refused(self, tokens: int) -> None:
+        """Note what was asked for in vain: the need that a larger share could meet."""
+        self.refused_requests += 1
+        self.refused_tokens += tokens
+
+    def _exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
         share = self.share
         if self.requests >= share.max_concurrent_requests:
             limit = Limit("concurrent_requests", share.max_concurrent_requests, self.requests, 1)
@@ -59,9 +74,9 @@ class Account:
     def met(
         self, tokens: int, now_s: float, limiters: Limiters
     ) -> list[tuple[Limiter, Mode, Outcome, Limit]]:
-        """Return every limit not switched off that a request of `tokens` would break. Changes nothing.
+        """Return every limit not switched off that a request of `tokens` would break. Uses up nothing.
 
-        Shadowed ones are measured without the ghosts.
+        Shadowed ones are measured without the ghosts. Counts the request as refused if one is enforced.
         """
         found: list[tuple[Limiter, Mode, Outcome, Limit]] = []
         share = self.share
@@ -85,6 +100,8 @@ class Account:
                     self._rate_limit(tokens, now_s),
                 )
             )
+        if any(mode is Mode.ENFORCE for _, mode, _, _ in found):
+            self.count_refused(tokens)
         return found
 
     def _rate_limit(self, tokens: int, now_s: float) -> Limit:
@@ -145,6 +162,7 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self._removed: dict[str, Account] = {}
         self._default: str | None = None
+        self._lent: dict[str, TenantShare] = {}
 
     def __iter__(self) -> Iterator[Account]:
         yield from self._accounts.values()
@@ -168,7 +186,7 @@ class Accounts:
         before = {**self._removed, **self._accounts}
         self._accounts = {}
         for name, policy in assignment.policy.tenants.items():
-            share = assignment.shares[name]
+            share = self._in_force(name, assignment.shares[name])
             account = before.pop(name, None)
             if account is None:
                 account = Account(name, policy, share, now_s)
@@ -182,6 +200,27 @@ class Accounts:
             for name, account in before.items()
             if account.requests or not account.bucket.is_full(now_s)
         }
+
+    def lend(
+        self, lent: Mapping[str, TenantShare], assigned: Mapping[str, TenantShare], now_s: float
+    ) -> None:
+        """Put lent shares in the place of the assigned ones; tenants not named return to theirs.
+
+        Bucket levels never rise by it, and what runs goes on: a smaller share takes effect as it drains.
+        """
+        before, self._lent = self._lent, dict(lent)
+        for name in {*before, *lent}:
+            account = self._accounts.get(name)
+            if account is not None and name in assigned:
+                account.share = share = self._in_force(name, assigned[name])
+                account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
+
+    def _in_force(self, name: str, assigned: TenantShare) -> TenantShare:
+        """Return the share a tenant has now; whether its budget is spent is the assignment's to say."""
+        lent = self._lent.get(name)
+        if lent is None or lent.over_budget == assigned.over_budget:
+            return assigned if lent is None else lent
+        return lent.model_copy(update={"over_budget": assigned.over_budget})
 
     def levels(self, now_s: float) -> dict[str, int]:
         """Return the tokens left in each bucket that is not full, for `resume` after a restart."""

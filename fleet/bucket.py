@@ -20,11 +20,12 @@ class RateBucket:
     debt, so the excess is paid before anything else passes. A rate of 0 admits nothing.
     """
 
-    __slots__ = ("_at_ns", "_level", "burst_tokens", "tokens_per_minute")
+    __slots__ = ("_at_ns", "_level", "burst_tokens", "charged_tokens", "tokens_per_minute")
 
     def __init__(self, tokens_per_minute: int, burst_tokens: int, now_s: float) -> None:
         self.tokens_per_minute = tokens_per_minute
         self.burst_tokens = burst_tokens
+        self.charged_tokens = 0  # since it was made, less what was refunded
         self._level = burst_tokens * _UNITS_PER_TOKEN
         self._at_ns = int(now_s * _NS_PER_S)
 
@@ -55,10 +56,12 @@ class RateBucket:
 
     def charge(self, tokens: int) -> None:
         """Take tokens, into debt if need be."""
+        self.charged_tokens += tokens
         self._level -= tokens * _UNITS_PER_TOKEN
 
     def refund(self, tokens: int) -> None:
         """Give tokens back; what does not fit under the burst is lost."""
+        self.charged_tokens -= tokens
         self._level = min(self._level + tokens * _UNITS_PER_TOKEN, self.burst_tokens * _UNITS_PER_TOKEN)
 
     def left_tokens(self, now_s: float) -> int:

@@ -9,6 +9,7 @@ leader overwriting a newer push, and usage counted twice.
     GET  /admin/usage?after=N&limit=M          -> 200 UsagePage
     POST /admin/usage/ack         UsageAck     -> 200 {} (records up to seq may be dropped)
     POST /admin/drain                          -> 200 GatewayStatus (stops admitting, finishes what runs)
+    POST /admin/quota             QuotaLease   -> 200 QuotaReport, 409 StaleAssignment, 404 (an older one)
 
 Every call carries `Authorization: Bearer <admin token>`.
 """
@@ -125,6 +126,57 @@ class Assignment(_Message):
     def is_newer_than(self, epoch: int, generation: int) -> bool:
         """Say whether this push is newer than (epoch, generation)."""
         return (self.epoch, self.generation) > (epoch, generation)
+
+
+class QuotaShare(_Message):
+    """A part of one tenant's quota, as `TenantShare` without what the month's budget says."""
+
+    tokens_per_minute: Tokens
+    burst_tokens: Tokens
+    max_in_flight_tokens: Tokens
+    max_concurrent_requests: Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class QuotaLease(_Message):
+    """Other parts than the assignment's for a while; without `boot_id` it grants nothing and only asks.
+
+    Times count from `asked_at_s`, the gateway's own monotonic clock as it told in an earlier report: a
+    lease that arrives late ends no later. Tenants not named keep what they hold, for the new time.
+    """
+
+    schema_: Literal["rhodeck.quota_lease/1"] = Field(default="rhodeck.quota_lease/1", alias="schema")
+    gateway: Name
+    epoch: Annotated[int, Field(ge=0, le=MAX_COUNTER)]
+    number: Annotated[int, Field(ge=0, le=MAX_COUNTER)]  # rises with every message of an epoch
+    boot_id: Label | None = None  # the process that reported
+    asked_at_s: Seconds = 0.0
+    lease_s: Seconds = 0.0  # what is above the assignment's share ends after it
+    hold_s: Seconds = 0.0  # what is below it rises again after it
+    shares: dict[Name, QuotaShare] = {}
+
+
+class QuotaUse(_Message):
+    """What one tenant may use at a gateway, and could."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    share: QuotaShare  # in force
+    need: QuotaShare  # asked for lately, refused requests included; burst 0: bursts follow rates
+
+
+class QuotaReport(_Message):
+    """What a gateway holds of the quotas. Tenants absent use nothing and have the assignment's share."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_: Literal["rhodeck.quota_report/1"] = Field(default="rhodeck.quota_report/1", alias="schema")
+    gateway: Name
+    boot_id: Label
+    at_s: Seconds  # its own monotonic clock
+    digest: Label | None  # of the assignment in force
+    tenants: dict[Label, QuotaUse] = {}
+    ends_in_s: Seconds = 0.0  # until shares above the assignment's end
+    rises_in_s: Seconds = 0.0  # until shares below it rise
 
 
 class QueueState(_Message):

@@ -1,0 +1,242 @@
+"""The leases this gateway holds on quotas: taken, ended by its own clock, kept over a restart.
+
+Owns what stands in the place of the assignment's shares, and `quota_lease.json` in the state folder. Times
+are seconds on the monotonic clock. A share above the assignment's ends first, one below it rises later
+(see `fleet.quota_leases`). Prevents: a larger share that outlives the controller that lent it, one that a
+late message prolongs, and a restart that takes back what was lent to another gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from admission.durable import write_whole
+from fleet.accounts import Accounts
+from fleet.clock import Clock
+from fleet.errors import InvalidInput, StaleAssignment, Unavailable
+from fleet.messages import Assignment, QuotaLease, QuotaReport, QuotaShare, TenantShare
+from fleet.policy import pointer_of
+from fleet.quota_leases import FIELDS, HOLD_S
+from fleet.quota_needs import Needs
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "quota_lease.json"
+MAX_LEASE_BYTES = 2_000_000
+#: Ends of leases are looked for this often.
+LOOK_S = 0.2
+
+
+class Kept(BaseModel):
+    """What the file holds: shares that were lent, for a process that starts again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shares: dict[str, QuotaShare] = Field(max_length=100_000)
+
+
+@dataclass(slots=True)
+class QuotaLeases:
+    """The leases of one gateway process."""
+
+    name: str
+    boot_id: str
+    folder: Path
+    accounts: Accounts
+    clock: Clock
+    ends_s: float = 0.0  # shares above the assigned ones end
+    rises_s: float = 0.0  # shares below them rise
+    lent: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])
+    _needs: Needs = field(default_factory=Needs)
+    _assignment: Assignment | None = None
+    _digest: str | None = None
+    _newest: tuple[int, int] = (-1, -1)
+    _kept: dict[str, QuotaShare] | None = None  # as on disk
+    _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    async def take(self, lease: QuotaLease) -> QuotaReport:
+        """Put a lease in force, unless it only asks, and report.
+
+        Raises StaleAssignment for a message older than the newest, InvalidInput for one that is not ours,
+        Unavailable if the disk refuses it; then nothing changed. One for another process of this name, or
+        that came too late, changes nothing: the report says what is held.
+        """
+        async with self._taking:
+            self._check(lease)
+            now_s = self.clock.monotonic_s()
+            self.look(now_s)
+            ends_s = max(self.ends_s, lease.asked_at_s + lease.lease_s)
+            rises_s = max(self.rises_s, lease.asked_at_s + lease.hold_s)
+            if lease.boot_id == self.boot_id and now_s < rises_s and ends_s <= rises_s:
+                lent = self._known({**self.lent, **lease.shares})
+                await self._keep(lent)
+                self.lent, self.ends_s, self.rises_s = self._known(lent), ends_s, rises_s
+                self._apply(self.clock.monotonic_s())
+                self.look(self.clock.monotonic_s())
+            return self.report()
+
+    def _check(self, lease: QuotaLease) -> None:
+        if lease.gateway != self.name:
+            raise InvalidInput(
+                f"the lease is for gateway {lease.gateway!r}, this one is {self.name!r}", field="/gateway"
+            )
+        if lease.asked_at_s > self.clock.monotonic_s():
+            raise InvalidInput(
+                "the lease answers a report that is not made yet", field="/asked_at_s", hint="Ask first"
+            )
+        held = self._assignment
+        if (lease.epoch, lease.number) <= self._newest or (held is not None and lease.epoch < held.epoch):
+            raise StaleAssignment(
+                f"lease {lease.epoch}/{lease.number} is older than what was taken",
+                hint="A newer controller has taken over; do not lend again from this one",
+            )
+        self._newest = (lease.epoch, lease.number)
+
+    def report(self) -> QuotaReport:
+        """Return what is held and needed now."""
+        now_s = self.clock.monotonic_s()
+        return QuotaReport.model_construct(
+            gateway=self.name,
+            boot_id=self.boot_id,
+            at_s=now_s,
+            digest=self._digest,
+            tenants=self._needs.uses(self.accounts, self.lent, now_s),
+            ends_in_s=max(0.0, self.ends_s - now_s) if self.lent else 0.0,
+            rises_in_s=max(0.0, self.rises_s - now_s) if self.lent else 0.0,
+        )
+
+    # -- assignments --------------------------------------------------------------------------------
+
+    def rebase(self, assignment: Assignment, digest: str) -> None:
+        """Take in a new assignment, before the gate does.
+
+        Where it splits a quota anew, what was lent above the new share or the old lease is void: others
+        may be given it now. At the first one since the start, what an earlier process had lent away stays
+        away as long as it may be in use.
+        """
+        now_s, before = self.clock.monotonic_s(), self._assignment
+        self._assignment, self._digest = assignment, digest
+        if before is None:
+            self.lent = {
+                name: _least(share, assignment.shares[name])
+                for name, share in self._load().items()
+                if name in assignment.shares
+            }
+            self.ends_s, self.rises_s = now_s, now_s + HOLD_S
+        else:
+            self.look(now_s, before)
+            self.lent = {
+                name: _least(share, assignment.shares[name])
+                if _is_resplit(name, before, assignment)
+                else share
+                for name, share in self.lent.items()
+                if name in assignment.shares
+            }
+        self.lent = self._known(self.lent)
+        self.accounts.lend(self._shares(now_s), before.shares if before else {}, now_s)
+
+    def look(self, now_s: float, assignment: Assignment | None = None) -> None:
+        """End what has run out."""
+        held = assignment or self._assignment
+        if held is None or not self.lent:
+            return
+        if now_s >= self.rises_s:
+            log.info("quota leases ended", extra={"tenants": len(self.lent)})
+            self.lent = {}
+        else:
+            if now_s < self.ends_s:
+                return
+            left = {name: _least(share, held.shares[name]) for name, share in self.lent.items()}
+            if left == self.lent:
+                return
+            self.lent = self._known(left)
+        self.accounts.lend(self._shares(now_s), held.shares, now_s)
+
+    def _known(self, lent: Mapping[str, QuotaShare]) -> dict[str, QuotaShare]:
+        """Return the leases that differ from the assignment's shares."""
+        assigned = self._assignment.shares if self._assignment is not None else {}
+        return {
+            name: share
+            for name, share in lent.items()
+            if name in assigned and _differs(share, assigned[name])
+        }
+
+    def _apply(self, now_s: float) -> None:
+        if self._assignment is not None:
+            self.accounts.lend(self._shares(now_s), self._assignment.shares, now_s)
+
+    def _shares(self, now_s: float) -> dict[str, TenantShare]:
+        assigned = self._assignment.shares if self._assignment is not None else {}
+        return {
+            name: TenantShare(
+                **{part: getattr(share, part) for part in FIELDS}, over_budget=assigned[name].over_budget
+            )
+            for name, share in self.lent.items()
+        }
+
+    # -- over a restart -----------------------------------------------------------------------------
+
+    async def _keep(self, lent: dict[str, QuotaShare]) -> None:
+        """Have the leases on disk before they are confirmed."""
+        if lent == self._kept or (not lent and self._kept is None):
+            return
+        content = Kept.model_construct(shares=lent).model_dump_json().encode()
+        try:
+            await asyncio.to_thread(write_whole, self.folder / FILE_NAME, content)
+        except OSError as exc:
+            raise Unavailable(
+                f"the lease cannot be kept on disk: {exc.strerror}", hint="Free space in --state-dir"
+            ) from exc
+        self._kept = lent
+
+    def _load(self) -> dict[str, QuotaShare]:
+        try:
+            self._kept = dict(Kept.model_validate_json((self.folder / FILE_NAME).read_bytes()).shares)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as exc:
+            log.error("quota leases cannot be read; none are held", extra={"reason": type(exc).__name__})
+            return {}
+        return self._kept
+
+    async def run(self) -> None:
+        """End what has run out, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(self.clock.monotonic_s())
+
+
+async def answer_lease(leases: QuotaLeases, body: bytes) -> bytes:
+    """Return the report to a lease as JSON. Raises InvalidInput, and what `QuotaLeases.take` raises."""
+    try:
+        lease = QuotaLease.model_validate_json(body, strict=True)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise InvalidInput(f"not a quota lease: {first['msg']}", field=pointer_of(first["loc"])) from exc
+    return (await leases.take(lease)).model_dump_json(by_alias=True).encode()
+
+
+def _least(share: QuotaShare, assigned: TenantShare) -> QuotaShare:
+    return QuotaShare(**{part: min(getattr(share, part), getattr(assigned, part)) for part in FIELDS})
+
+
+def _differs(share: QuotaShare, assigned: TenantShare) -> bool:
+    return any(getattr(share, part) != getattr(assigned, part) for part in FIELDS)
+
+
+def _is_resplit(name: str, before: Assignment, after: Assignment) -> bool:
+    """Say whether a tenant's quota, or the number of gateways that share it, changed."""
+    if name not in before.shares or before.kv_share_ratio != after.kv_share_ratio:
+        return True
+    if any(getattr(before.shares[name], part) != getattr(after.shares[name], part) for part in FIELDS):
+        return True
+    old, new = before.policy.tenants.get(name), after.policy.tenants.get(name)
+    return old is None or new is None or any(getattr(old, part) != getattr(new, part) for part in FIELDS)

@@ -1,0 +1,363 @@
+"""Lends quotas between gateways: every five seconds asks what each needs, cuts first, grants then.
+
+Owns the leader's memory of who holds what; nothing of it is stored, for a successor asks the gateways.
+Times are seconds on the monotonic clock, counts tokens and requests. Only gateways that hold a lease are
+renewed and only those whose share changes get another message. Prevents: a lost message, a gateway out of
+reach or a new leader making gateways use more than a quota together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from control import gateways, reconcile_store
+from control.deps import Deps
+from control.reconcile_store import Place
+from fleet.errors import FleetError, StaleAssignment
+from fleet.messages import QuotaLease, QuotaReport, QuotaShare, TenantShare
+from fleet.quota_leases import (
+    DRIFT_S,
+    FIELDS,
+    HOLD_S,
+    LEASE_S,
+    Grip,
+    Standing,
+    is_share_worth_moving,
+    share_cuts,
+    share_grants,
+    share_targets,
+)
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[Place, QuotaLease], Awaitable[QuotaReport | None]]
+Load = Callable[[], Awaitable[Sequence[Place]]]
+#: A gateway of a release without leases is asked again after so long.
+ASK_OLD_AGAIN_S = 60.0
+_NOTHING = QuotaShare(
+    tokens_per_minute=0, burst_tokens=0, max_in_flight_tokens=0, max_concurrent_requests=0
+)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the leader knows of one gateway. `heard_s` and the ends are on our clock, `at_s` on its own."""
+
+    boot_id: str | None = None
+    digest: str | None = None
+    at_s: float = 0.0
+    heard_s: float = 0.0
+    shares: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])  # the most it may hold
+    needs: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])
+    ends_s: float = 0.0
+    rises_s: float = 0.0
+    is_heard: bool = False  # in this pass
+    is_renewed: bool = False
+    ask_again_s: float = 0.0
+
+    def holds_lease(self, assigned: Mapping[str, TenantShare]) -> bool:
+        """Say whether any share differs from the assignment's."""
+        return any(
+            name in assigned and _counts(assigned[name]) != held for name, held in self.shares.items()
+        )
+
+
+class QuotaLeases:
+    """The lending of one controller process."""
+
+    def __init__(
+        self,
+        deps: Deps,
+        *,
+        send: Send | None = None,
+        load: Load | None = None,
+        lease_s: float = LEASE_S,
+        hold_s: float = HOLD_S,
+    ) -> None:
+        """`send` and `load` stand for network and database; the times as in `fleet.quota_leases`."""
+        self._deps = deps
+        self._send_one = send or self._post
+        self._load = load or self._read
+        self._lease_s = lease_s
+        self._hold_s = hold_s
+        self._epoch: int | None = None
+        self._number = 0
+        self._learns_until_s = 0.0
+        self._known: dict[str, _Known] = {}
+
+    async def tick(self) -> str:
+        """Make one pass and return the line to log: '2 of 3 gateways hold leases, 1 quotas moved'."""
+        deps = self._deps
+        epoch = deps.leadership.current(deps.clock)
+        if epoch is None:
+            self._epoch = None
+            return ""
+        if epoch != self._epoch:  # what the one before granted is not known: nothing more until it ran out
+            self._epoch, self._number, self._known = epoch, 0, {}
+            self._learns_until_s = self._now_s() + self._lease_s + DRIFT_S
+        places = await self._load()
+        if len(places) < 2 or any(place.target is None for place in places):
+            return ""
+        try:
+            return await self._pass(places)
+        except StaleAssignment as exc:
+            log.warning("quota lease refused as stale", extra={"epoch": epoch, "reason": exc.message})
+            return "another controller lends"
+
+    async def _pass(self, places: Sequence[Place]) -> str:
+        assigned = {place.name: _assigned(place) for place in places}
+        self._forget(assigned)
+        await self._ask(places, assigned)
+        await self._hold(places, assigned)
+        wanted: dict[str, tuple[QuotaShare, ...]] = {}
+        if self._now_s() >= self._learns_until_s:
+            wanted = self._wanted(places, assigned)
+        await self._send(places, self._changes(places, assigned, wanted, is_grant=False))
+        await self._renew(places, assigned)
+        await self._send(places, self._changes(places, assigned, wanted, is_grant=True))
+        holding = sum(self._known[place.name].holds_lease(assigned[place.name]) for place in places)
+        if not holding and not wanted:
+            return ""
+        learns = ", learning" if self._now_s() < self._learns_until_s else ""
+        return f"{holding} of {len(places)} gateways hold leases, {len(wanted)} quotas moved{learns}"
+
+    def _now_s(self) -> float:
+        return self._deps.clock.monotonic_s()
+
+    def _forget(self, assigned: Mapping[str, Mapping[str, TenantShare]]) -> None:
+        """Drop gateways that left the registry once what was lent to them has run out."""
+        now_s = self._now_s()
+        for name in [name for name in self._known if name not in assigned]:
+            if self._known[name].ends_s <= now_s:
+                del self._known[name]
+        for name in assigned:
+            self._known.setdefault(name, _Known())
+
+    # -- talking ------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
+    ) -> None:
+        """Hear every gateway; renew on the way what may stay as it is."""
+        may_renew = self._fits(places, assigned)
+        now_s = self._now_s()
+        for known in self._known.values():
+            known.is_heard = known.is_renewed = False
+        due = [place for place in places if self._known[place.name].ask_again_s <= now_s]
+        lease_s = self._lease_s if may_renew else None
+        await asyncio.gather(*(self._call(place, {}, lease_s=lease_s) for place in due))
+
+    async def _hold(
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
+    ) -> None:
+        """Have those who lent go on without it, before anybody is renewed on the strength of that."""
+        until_s = self._now_s() + self._lease_s + DRIFT_S
+        late = [
+            place
+            for place in places
+            if (known := self._known[place.name]).is_heard
+            and known.rises_s < until_s
+            and known.holds_lease(assigned[place.name])
+        ]
+        await asyncio.gather(*(self._call(place, {}, lease_s=0.0) for place in late))
+
+    async def _renew(
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
+    ) -> None:
+        """Renew what is held and was not renewed on the way."""
+        if not self._fits(places, assigned):
+            return
+        left = [
+            place
+            for place in places
+            if (known := self._known[place.name]).is_heard
+            and not known.is_renewed
+            and known.holds_lease(assigned[place.name])
+        ]
+        await asyncio.gather(*(self._call(place, {}, lease_s=self._lease_s) for place in left))
+
+    async def _send(self, places: Sequence[Place], changes: Mapping[str, dict[str, QuotaShare]]) -> None:
+        changed = [place for place in places if changes.get(place.name)]
+        await asyncio.gather(
+            *(self._call(place, changes[place.name], lease_s=self._lease_s) for place in changed)
+        )
+
+    async def _call(self, place: Place, shares: dict[str, QuotaShare], *, lease_s: float | None) -> None:
+        """Send one message and take in the report. A failure leaves the most that may be held.
+
+        `lease_s` None only asks; 0 prolongs what is below the assigned share and nothing above it.
+        """
+        known, sent_s = self._known[place.name], self._now_s()
+        self._number += 1
+        message = QuotaLease(gateway=place.name, epoch=self._epoch or 0, number=self._number)
+        if lease_s is not None and known.boot_id is not None:
+            age_s = sent_s - known.heard_s
+            message = message.model_copy(
+                update={
+                    "boot_id": known.boot_id,
+                    "asked_at_s": known.at_s,
+                    "lease_s": lease_s + age_s if lease_s else 0.0,
+                    "hold_s": self._hold_s + age_s,
+                    "shares": shares,
+                }
+            )
+            for tenant, share in shares.items():
+                known.shares[tenant] = _most(
+                    known.shares.get(tenant, _assigned_share(place, tenant)), share
+                )
+            if lease_s:
+                known.ends_s = max(known.ends_s, sent_s + lease_s + DRIFT_S)
+        try:
+            report = await self._send_one(place, message)
+        except StaleAssignment:
+            raise
+        except FleetError as exc:
+            if known.is_heard or known.heard_s:
+                log.debug("no quota report", extra={"gateway": place.name, "reason": exc.message})
+            known.is_heard = False
+            return
+        if report is None:
+            known.ask_again_s = sent_s + ASK_OLD_AGAIN_S
+            return
+        self._take_in(known, report, sent_s)
+        known.is_renewed |= bool(lease_s) and message.boot_id is not None
+
+    async def _post(self, place: Place, message: QuotaLease) -> QuotaReport | None:
+        deps = self._deps
+        return await gateways.lease(
+            deps.http(),
+            place.name,
+            place.url,
+            message,
+            token=deps.admin_token,
+            deadline_s=deps.call_deadline_s,
+        )
+
+    async def _read(self) -> Sequence[Place]:
+        return await asyncio.to_thread(reconcile_store.load, self._deps, self._deps.clock.now())
+
+    def _take_in(self, known: _Known, report: QuotaReport, sent_s: float) -> None:
+        heard_s = self._now_s()
+        known.boot_id, known.digest, known.at_s = report.boot_id, report.digest, report.at_s
+        known.heard_s, known.is_heard = heard_s, True
+        known.shares = {name: use.share for name, use in report.tenants.items()}
+        known.needs = {name: use.need for name, use in report.tenants.items()}
+        known.ends_s = heard_s + report.ends_in_s + DRIFT_S
+        known.rises_s = sent_s + report.rises_in_s
+
+    # -- deciding -----------------------------------------------------------------------------------
+
+    def _standings(
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]], tenant: str
+    ) -> list[Standing]:
+        """Return each gateway's standing with a tenant's quota, those that left last."""
+        now_s = self._now_s()
+        made = [self._standing(place, assigned[place.name], tenant, now_s) for place in places]
+        for name, known in self._known.items():
+            if name not in assigned and tenant in known.shares:
+                made.append(Standing(_NOTHING, known.shares[tenant], _NOTHING, is_open=False))
+        return made
+
+    def _standing(
+        self, place: Place, assigned: Mapping[str, TenantShare], tenant: str, now_s: float
+    ) -> Standing:
+        known, safe = self._known[place.name], _counts(assigned[tenant])
+        need = known.needs.get(tenant, _NOTHING) if known.is_heard else _NOTHING
+        held = known.shares.get(tenant)
+        if known.is_heard and known.digest != place.digest:  # an assignment is on its way to it
+            return Standing(safe, _most(held or safe, safe), need, is_open=False)
+        if held is None:
+            return Standing(safe, safe, need, is_open=known.is_heard)
+        grip = Grip(held, known.ends_s, known.rises_s)
+        return Standing(safe, grip.claim(safe, now_s, self._lease_s), need, is_open=known.is_heard)
+
+    def _fits(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]) -> bool:
+        """Say whether what is held may stay: no quota is claimed beyond what it is."""
+        for tenant in self._lent(assigned):
+            standings = self._standings(places, assigned, tenant)
+            for part in FIELDS:
+                claimed = sum(getattr(standing.claim, part) for standing in standings)
+                if claimed > sum(getattr(standing.safe, part) for standing in standings):
+                    return False
+        return True
+
+    def _lent(self, assigned: Mapping[str, Mapping[str, TenantShare]]) -> list[str]:
+        """Return the tenants whose quota is not split as assigned."""
+        found = {
+            tenant
+            for name, known in self._known.items()
+            for tenant, held in known.shares.items()
+            if name not in assigned
+            or (tenant in assigned[name] and held != _counts(assigned[name][tenant]))
+        }
+        return sorted(tenant for tenant in found if all(tenant in shares for shares in assigned.values()))
+
+    def _wanted(
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
+    ) -> dict[str, tuple[QuotaShare, ...]]:
+        """Return the shares to come to of each tenant whose quota should move."""
+        short = {
+            tenant
+            for known in self._known.values()
+            if known.is_heard
+            for tenant, need in known.needs.items()
+            if any(getattr(need, part) > getattr(known.shares[tenant], part) for part in FIELDS)
+        }
+        made: dict[str, tuple[QuotaShare, ...]] = {}
+        for tenant in sorted(short.union(self._lent(assigned))):
+            if not all(tenant in shares for shares in assigned.values()):
+                continue
+            standings = self._standings(places, assigned, tenant)
+            if _is_one_quota(places, tenant):
+                wanted = share_targets(standings)
+            else:  # a rollout changes it: until it is through each has its even part
+                wanted = tuple(standing.safe for standing in standings)
+            if is_share_worth_moving(standings, wanted):
+                made[tenant] = wanted
+        return made
+
+    def _changes(
+        self,
+        places: Sequence[Place],
+        assigned: Mapping[str, Mapping[str, TenantShare]],
+        wanted: Mapping[str, tuple[QuotaShare, ...]],
+        *,
+        is_grant: bool,
+    ) -> dict[str, dict[str, QuotaShare]]:
+        """Return the shares to send in a wave, by gateway and tenant."""
+        changes: dict[str, dict[str, QuotaShare]] = {}
+        rule = share_grants if is_grant else share_cuts
+        for tenant, goal in wanted.items():
+            standings = self._standings(places, assigned, tenant)
+            for place, standing, share in zip(places, standings, rule(standings, goal), strict=False):
+                if standing.is_open and share != standing.claim:
+                    changes.setdefault(place.name, {})[tenant] = share
+        return changes
+
+
+def _assigned(place: Place) -> Mapping[str, TenantShare]:
+    return {} if place.target is None else place.target.assignment.shares
+
+
+def _assigned_share(place: Place, tenant: str) -> QuotaShare:
+    return _counts(_assigned(place)[tenant])
+
+
+def _is_one_quota(places: Sequence[Place], tenant: str) -> bool:
+    quotas = {
+        tuple(getattr(place.target.assignment.policy.tenants[tenant], part) for part in FIELDS)
+        for place in places
+        if place.target is not None
+    }
+    return len(quotas) == 1
+
+
+def _counts(share: TenantShare) -> QuotaShare:
+    return QuotaShare(**{part: getattr(share, part) for part in FIELDS})
+
+
+def _most(one: QuotaShare, other: QuotaShare) -> QuotaShare:
+    return QuotaShare(**{part: max(getattr(one, part), getattr(other, part)) for part in FIELDS})

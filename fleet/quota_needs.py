@@ -1,0 +1,97 @@
+"""What each tenant could use at one gateway, from what it was asked for lately. Pure.
+
+Tokens and requests are counts, times monotonic seconds. A need is a figure to size a share by, not a
+promise: what was refused counts, so that a share too small to show its own need still grows. Prevents: a
+share sized by what a small share let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from fleet.accounts import Account, Accounts
+from fleet.messages import QuotaShare, QuotaUse
+
+#: Looks closer together than this say the same again.
+_SHORTEST_S = 1.0
+#: A need that is gone falls to this part of itself with each look (every few seconds).
+_DECAY = 0.3
+#: Shares are sized somewhat above what was used.
+_HEADROOM = 1.2
+_MOST_TOKENS = 10**12
+_MOST_REQUESTS = 1_000_000
+
+
+class _Seen(NamedTuple):
+    charged_tokens: int
+    refused_tokens: int
+    refused_requests: int
+
+
+class Needs:
+    """The needs of one gateway's tenants, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._at_s: float | None = None
+        self._seen: dict[str, _Seen] = {}
+        self._needs: dict[str, QuotaShare] = {}
+
+    def uses(self, accounts: Accounts, named: Collection[str], now_s: float) -> dict[str, QuotaUse]:
+        """Return share and need of each tenant that needs anything, or is `named`."""
+        if self._at_s is None or now_s - self._at_s >= _SHORTEST_S:
+            self._look(accounts, now_s)
+        return {
+            account.name: QuotaUse.model_construct(
+                share=_counts(account), need=self._needs.get(account.name, _NOTHING)
+            )
+            for account in accounts
+            if account.name in self._needs or account.name in named
+        }
+
+    def _look(self, accounts: Accounts, now_s: float) -> None:
+        passed_s = 0.0 if self._at_s is None else now_s - self._at_s
+        self._at_s = now_s
+        seen: dict[str, _Seen] = {}
+        needs: dict[str, QuotaShare] = {}
+        for account in accounts:
+            was = self._seen.get(account.name, _Seen(0, 0, 0))
+            now = _Seen(account.bucket.charged_tokens, account.refused_tokens, account.refused_requests)
+            seen[account.name] = now
+            if now == was and not account.requests and account.name not in self._needs:
+                continue
+            before = self._needs.get(account.name, _NOTHING)
+            refused_tokens = now.refused_tokens - was.refused_tokens
+            asked = now.charged_tokens - was.charged_tokens + refused_tokens
+            need = QuotaShare.model_construct(
+                tokens_per_minute=_sized(asked * 60 / passed_s if passed_s else 0.0,
+                                         before.tokens_per_minute, _MOST_TOKENS),
+                burst_tokens=0,
+                max_in_flight_tokens=_sized(account.tokens + refused_tokens,
+                                            before.max_in_flight_tokens, _MOST_TOKENS),
+                max_concurrent_requests=_sized(
+                    account.requests + now.refused_requests - was.refused_requests,
+                    before.max_concurrent_requests, _MOST_REQUESTS),
+            )  # fmt: skip
+            if need != _NOTHING:
+                needs[account.name] = need
+        self._seen, self._needs = seen, needs
+
+
+_NOTHING = QuotaShare(
+    tokens_per_minute=0, burst_tokens=0, max_in_flight_tokens=0, max_concurrent_requests=0
+)
+
+
+def _sized(asked: float, before: int, most: int) -> int:
+    return min(most, max(round(asked * _HEADROOM), int(before * _DECAY), 0))
+
+
+def _counts(account: Account) -> QuotaShare:
+    share = account.share
+    return QuotaShare.model_construct(
+        tokens_per_minute=share.tokens_per_minute,
+        burst_tokens=share.burst_tokens,
+        max_in_flight_tokens=share.max_in_flight_tokens,
+        max_concurrent_requests=share.max_concurrent_requests,
+    )
