@@ -7,11 +7,12 @@ source that first shows its mistake by removing nodes, and a page of a node nobo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -19,6 +20,7 @@ from control import audit, commands_fleet
 from control.commands_fleet import METRICS_PATH, NAME, checked_node_url
 from control.discovery_settings import checked_settings
 from control.discovery_targets import PAGES_MAX, check_rule
+from control.page_readers import reader_of
 from control.page_store import forget_pages
 from control.roles import Actor, Permission, require
 from control.tables import (
@@ -232,7 +234,7 @@ def add_page(
     if page == row.base_url + row.metrics_path or session.get(NodeEndpointRow, (node, page)) is not None:
         raise Conflict(f"{page} is a page of node {node} already", hint="Nothing was changed", field="url")
     e = NodeEndpointRow
-    if kind == "engine" and (owner := _reader_of(session, page)) is not None:
+    if kind == "engine" and (owner := reader_of(session, page)) is not None:
         raise Conflict(
             f"{page} is a page of node {owner} already", hint="Its engines would count twice", field="url"
         )
@@ -250,14 +252,6 @@ def add_page(
         )
     )
     audit.append(session, actor, "node.page_add", f"node {node}", "", {"url": page, "kind": kind}, now)
-
-
-def _reader_of(session: Session, page: str) -> str | None:
-    """Return the node that this engine's page is read for, as its own or a further one."""
-    n, e = NodeRow, NodeEndpointRow
-    further = exists().where(e.node == n.name, e.url == page, e.kind == "engine")
-    is_own = n.base_url + n.metrics_path == page
-    return session.scalar(select(n.name).where(n.state != "removed", is_own | further).limit(1))
 
 
 def checked_page(url: str) -> str:
@@ -282,27 +276,43 @@ def remove_page(session: Session, actor: Actor, *, node: str, url: str, now: dat
     audit.append(session, actor, "node.page_remove", f"node {node}", "", {"url": url}, now)
 
 
-def move_node(
-    session: Session, actor: Actor, *, name: str, url: str, metrics_path: str, now: datetime
-) -> None:
-    """Take over that a node answers at another address now. Raises InvalidInput, NotFound, Conflict."""
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node and where it answers from now on."""
+
+    name: str
+    url: str
+    metrics_path: str
+
+
+def move_nodes(session: Session, actor: Actor, moves: Sequence[Move], now: datetime) -> None:
+    """Take over that nodes answer at other addresses now: all of them together, so that two may swap.
+
+    Raises InvalidInput, NotFound, Conflict where one of them cannot; then none is moved.
+    """
     require(actor, Permission.MANAGE_FLEET)
-    origin = checked_node_url(url)
-    if not METRICS_PATH.fullmatch(metrics_path):
+    targets = {move.name: (_checked_origin(move), move.metrics_path) for move in moves}
+    rows: dict[str, NodeRow] = {}
+    for name in sorted(targets):
+        row = session.get(NodeRow, name, with_for_update=True)
+        if row is None or row.state == "removed":
+            raise NotFound(f"no node is called {name[:80]!r}", field="name")
+        rows[name] = row
+    for name, (origin, path) in targets.items():
+        owner = reader_of(session, origin + path, besides=rows.keys())
+        twin = next((n for n, target in targets.items() if n != name and target == (origin, path)), None)
+        if owner is not None or twin is not None:
+            raise Conflict(f"{origin} is node {owner or twin} already", field="url")
+    for name, (origin, path) in targets.items():
+        row = rows[name]
+        before = row.base_url + row.metrics_path
+        row.base_url, row.metrics_path = origin, path
+        forget_pages(session, name, [before])
+        detail = {"from": before, "to": origin + path}
+        audit.append(session, actor, "node.move", f"node {name}", "", detail, now)
+
+
+def _checked_origin(move: Move) -> str:
+    if not METRICS_PATH.fullmatch(move.metrics_path):
         raise InvalidInput("the metrics path cannot be used", field="metrics_path")
-    n = NodeRow
-    row = session.get(n, name, with_for_update=True)
-    if row is None or row.state == "removed":
-        raise NotFound(f"no node is called {name[:80]!r}", field="name")
-    taken = session.scalar(
-        select(n.name).where(
-            n.base_url == origin, n.metrics_path == metrics_path, n.state != "removed", n.name != name
-        )
-    )
-    if taken is not None:
-        raise Conflict(f"{origin} is node {taken} already", field="url")
-    before = row.base_url + row.metrics_path
-    row.base_url, row.metrics_path = origin, metrics_path
-    forget_pages(session, name, [before])
-    detail = {"from": before, "to": origin + metrics_path}
-    audit.append(session, actor, "node.move", f"node {name}", "", detail, now)
+    return checked_node_url(move.url)

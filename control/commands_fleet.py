@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from control import audit
 from control.fetch import FetchFailed, is_allowed, split_url
+from control.page_readers import reader_of
 from control.roles import Actor, Permission, require
 from control.tables import AlertRow, DiscoveredNodeRow, NodeRow, NodeSourceRow, PoolRow
 from fleet.errors import Conflict, InvalidInput, NotFound
@@ -128,7 +129,7 @@ def add_node(
     """Register a node, or take back one that was removed; the next round asks it. It is nobody's find.
 
     Raises InvalidInput for a bad name, address or price class, NotFound for an unknown pool, Conflict if
-    the name is in use or another node has the address.
+    the name is in use or another node has the address, as its own or as a further page.
     """
     require(actor, Permission.MANAGE_FLEET)
     _check_name(name, "node")
@@ -147,16 +148,16 @@ def add_node(
         )
     if session.get(PoolRow, pool) is None:
         raise _no_pool(pool)
-    taken = session.scalar(
-        select(NodeRow.name).where(
-            NodeRow.base_url == origin, NodeRow.metrics_path == metrics_path, NodeRow.state != "removed"
-        )
-    )
+    taken = reader_of(session, origin + metrics_path)
     row = session.get(NodeRow, name, with_for_update=True)
     if row is not None and row.state != "removed":
         raise Conflict(f"node {name} exists, at {row.base_url}", hint="Choose another name", field="name")
     if taken is not None:
-        raise Conflict(f"{origin} is node {taken} already", hint="See `rhodeck nodes list`", field="url")
+        raise Conflict(
+            f"{origin} is node {taken} already, or one of its pages",
+            hint="See `rhodeck nodes list` and `rhodeck nodes show`",
+            field="url",
+        )
     try:
         with session.begin_nested():
             if row is None:

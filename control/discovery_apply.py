@@ -6,14 +6,15 @@ its audit row. Times are UTC. Prevents: half an answer applied, and a second way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from control import commands_discovery, commands_fleet
+from control import commands_fleet
+from control.commands_discovery import Move, move_nodes
 from control.discovery_plan import Plan, Present, further_pages, plan
 from control.discovery_targets import REMARKS_MAX, Answer, Naming, Wanted, wanted_nodes
 from control.page_store import forget_pages
@@ -95,14 +96,17 @@ def _carry_out(
 ) -> tuple[Applied, list[str]]:
     actor = Actor(f"discovery {row.name}", Role.OPERATOR, "controller")
     refused: dict[str, str] = {}
+    _move(session, actor, todo.move, refused, now)
+    fresh = {node.name for node in todo.add}
+    for node in todo.repage:  # pages given up are free for the nodes to come
+        if node.name not in refused and node.name not in fresh:
+            _set_pages(session, row.name, node, now)
     for node in todo.add:
         _attempt(session, refused, node.name, lambda n=node: _add(session, actor, row, n, now))
     added_now = [node for node in todo.add if node.name not in refused]
     unread = read_from_source(session, actor, row.settings, added_now, now)
-    for node in todo.move:
-        _attempt(session, refused, node.name, lambda n=node: _move(session, actor, n, now))
     for node in todo.repage:
-        if node.name not in refused:
+        if node.name not in refused and node.name in fresh:
             _set_pages(session, row.name, node, now)
     _note_seen(session, (wanted[name] for name in todo.seen if name not in refused), now)
     d = DiscoveredNodeRow
@@ -147,10 +151,15 @@ def _add(session: Session, actor: Actor, row: DiscoverySourceRow, node: Wanted, 
     known.seen_at, known.missing_since = now, None
 
 
-def _move(session: Session, actor: Actor, node: Wanted, now: datetime) -> None:
-    commands_discovery.move_node(
-        session, actor, name=node.name, url=node.url, metrics_path=node.metrics_path, now=now
-    )
+def _move(
+    session: Session, actor: Actor, nodes: Sequence[Wanted], refused: dict[str, str], now: datetime
+) -> None:
+    """Move nodes all together; where that is refused, one by one: one bad address costs one node."""
+    moves = [Move(node.name, node.url, node.metrics_path) for node in nodes]
+    whole: dict[str, str] = {}
+    _attempt(session, whole, "", lambda: move_nodes(session, actor, moves, now))
+    for move in moves if whole else ():
+        _attempt(session, refused, move.name, lambda m=move: move_nodes(session, actor, [m], now))
 
 
 def _set_pages(session: Session, source: str, node: Wanted, now: datetime) -> None:

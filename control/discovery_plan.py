@@ -56,7 +56,7 @@ def plan(
     if not wanted:
         kept = f"; {len(living)} nodes stay" if living else ""
         return Plan(problem=f"the answer names no usable target{kept}")
-    pages = {url: n.name for n in present.values() if n.state != "removed" for url in (*n.pages, n.page)}
+    pages = _owners(source, wanted, present)
     add: list[Wanted] = []
     move: list[Wanted] = []
     repage: list[Wanted] = []
@@ -80,7 +80,7 @@ def plan(
             add.append(node)
             repage.append(node)
         else:
-            if known.page != node.url + node.metrics_path:
+            if known.page != own_page(node):
                 move.append(node)
             if known.pages != further_pages(node):
                 repage.append(node)
@@ -96,6 +96,40 @@ def plan(
         forget=tuple(sorted(n for n in gone if n not in living)),
         remarks=tuple(remarks),
     )
+
+
+def own_page(node: Wanted) -> str:
+    """Return the whole address of a node's own page."""
+    return node.url + node.metrics_path
+
+
+def _owners(source: str, wanted: Sequence[Wanted], present: Mapping[str, Present]) -> dict[str, str]:
+    """Return whose each page is once the whole answer is carried out: page -> node.
+
+    Nodes of the source that move leave their page, and pages they no longer have, free for each other: two
+    can swap. One that cannot move, because its new page is somebody's, keeps the old one.
+    """
+    living = [n for n in present.values() if n.state != "removed"]
+    asked = {w.name: w for w in wanted}
+    kept = {
+        n.name: n.pages & further_pages(asked[n.name])
+        if n.source == source and n.name in asked
+        else n.pages
+        for n in living
+    }
+    moving = {
+        n.name: own_page(asked[n.name])
+        for n in living
+        if n.source == source and n.name in asked and own_page(asked[n.name]) != n.page
+    }
+    while True:
+        owners = {url: n.name for n in living for url in kept[n.name]}
+        owners |= {n.page: n.name for n in living if n.name not in moving}
+        blocked = [name for name, page in sorted(moving.items()) if owners.setdefault(page, name) != name]
+        if not blocked:
+            return owners
+        for name in blocked:
+            del moving[name]
 
 
 def _own_pages(node: Wanted, owners: Mapping[str, str]) -> tuple[Wanted, list[str]]:
@@ -116,7 +150,7 @@ def _foreign(source: str, node: Wanted, known: Present | None, pages: Mapping[st
     """Return why this node is not ours to change; "" if it is."""
     if known is not None and known.state != "removed" and known.source != source:
         return "was added by hand and stays" if known.source is None else f"belongs to {known.source}"
-    owner = pages.get(node.url + node.metrics_path)
+    owner = pages.get(own_page(node))
     if owner is not None and owner != node.name:
         return f"its page is node {owner}'s already"
     return ""

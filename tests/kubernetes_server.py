@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -132,16 +133,16 @@ class KubernetesServer:
 
 
 @asynccontextmanager
-async def kubernetes_server() -> AsyncGenerator[KubernetesServer]:
+async def kubernetes_server(tls: ssl.SSLContext | None = None) -> AsyncGenerator[KubernetesServer]:
     """Serve one on a free port."""
     server = KubernetesServer()
     app = web.Application()
     app.add_routes([web.get(PATH, server.answer)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     async with in_process.closed(runner):
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{runner.addresses[0][1]}"
         try:
             yield server
         finally:

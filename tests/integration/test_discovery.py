@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -505,6 +506,84 @@ def test_a_first_answer_that_fails_says_why(run: Callable[[Test], None], tmp_pat
             await r.discovery.lookups.close()
             with pytest.raises(FleetError, match="token file"):
                 await r.discovery.lookups.look(source(settings))
+
+    run(test)
+
+
+TLS = Path(__file__).resolve().parents[1] / "data" / "tls"
+
+
+@pytest.mark.parametrize(("ca", "is_trusted"), [("cluster_ca.pem", True), ("other_ca.pem", False)])
+def test_the_api_is_believed_under_the_clusters_own_authority_and_under_no_other(
+    run: Callable[[Test], None], tmp_path: Path, ca: str, is_trusted: bool
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "cluster_api.pem", TLS / "cluster_api.key")
+
+    async def test(r: Rig) -> None:
+        async with kubernetes_server(context) as server:
+            server.put("vllm-1", endpoint("10.0.0.1", "vllm-0"))
+            settings = kubernetes(server, tmp_path / "token") | {"ca_file": str(TLS / ca)}
+            if is_trusted:
+                answer = await r.discovery.lookups.look(source(settings))
+                assert [found.address for found in answer.found] == ["10.0.0.1:8000"]
+            else:
+                with pytest.raises(FleetError, match=r"(?i)certificate.verify.failed"):
+                    await r.discovery.lookups.look(source(settings))
+                assert server.lists == 0
+            assert server.refused == 0  # no token went to whoever is not believed
+
+    run(test)
+
+
+def test_without_an_authority_the_systems_own_are_asked_and_do_not_know_the_clusters(
+    run: Callable[[Test], None], tmp_path: Path
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "cluster_api.pem", TLS / "cluster_api.key")
+
+    async def test(r: Rig) -> None:
+        async with kubernetes_server(context) as server:
+            with pytest.raises(FleetError, match=r"(?i)certificate.verify.failed"):
+                await r.discovery.lookups.look(source(kubernetes(server, tmp_path / "token")))
+
+    run(test)
+
+
+def test_two_nodes_that_swap_their_addresses_are_both_moved(
+    run: Callable[[Test], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "nodes.json"
+
+    def said(a: int, b: int) -> str:
+        groups = [
+            {"targets": [f"10.0.0.1:{port}"], "labels": {"node": name}}
+            for name, port in (("a", a), ("b", b))
+        ]
+        return json.dumps(groups)
+
+    async def test(r: Rig) -> None:
+        write(path, said(8001, 8002))
+        r.add("file", {"path": str(path)}, name_rule="{label_node}")
+        await eventually(lambda: len(r.nodes()) == 2, r.tick)
+        write(path, said(8002, 8001))
+        await eventually(lambda: r.nodes()["a"] == "http://10.0.0.1:8002/metrics", lambda: r.tick(60))
+        assert r.nodes()["b"] == "http://10.0.0.1:8001/metrics"
+        assert r.source().remarks == ()
+
+    run(test)
+
+
+def test_a_page_of_another_node_is_no_new_node(run: Callable[[Test], None]) -> None:
+    async def test(r: Rig) -> None:
+        now = r.clock.now()
+        with session_scope(r.database.engine) as session:
+            commands_fleet.add_node(session, ADMIN, name="a", url="http://10.0.0.1:8000", pool="p", now=now)
+            commands_discovery.add_page(
+                session, ADMIN, node="a", url="http://10.0.0.1:8001/metrics", kind="engine", now=now
+            )
+        with session_scope(r.database.engine) as session, pytest.raises(Conflict, match="node a already"):
+            commands_fleet.add_node(session, ADMIN, name="b", url="http://10.0.0.1:8001", pool="p", now=now)
 
     run(test)
 

@@ -279,3 +279,42 @@ def test_an_engine_page_of_another_node_is_not_read_twice():
         "a page of node hand already",
         "a page of node b already",
     ]
+
+
+def at(name: str, port: int, *pages: str) -> Wanted:
+    return Wanted(name, f"http://10.0.0.1:{port}", "/metrics", {}, pages=pages)
+
+
+def here(name: str, port: int, source: str | None = "s", *pages: str) -> Present:
+    return Present(name, f"http://10.0.0.1:{port}/metrics", "active", source, pages=frozenset(pages))
+
+
+def test_nodes_that_swap_addresses_in_one_answer_all_move() -> None:
+    present = {n.name: n for n in (here("a", 1), here("b", 2), here("c", 3))}
+    found = plan("s", [at("a", 2), at("b", 3), at("c", 1)], present, grace=GRACE, now=NOW)
+    assert [node.name for node in found.move] == ["a", "b", "c"]
+    assert found.remarks == ()
+    # whoever comes may have what is left free by one that moves
+    found = plan("s", [at("a", 9), at("new", 1)], {"a": here("a", 1)}, grace=GRACE, now=NOW)
+    assert ([n.name for n in found.move], [n.name for n in found.add]) == (["a"], ["new"])
+
+
+def test_one_that_cannot_move_keeps_its_page_and_whoever_wants_it_waits_too() -> None:
+    present = {n.name: n for n in (here("a", 1), here("b", 2), here("hand", 3, None))}
+    found = plan("s", [at("a", 2), at("b", 3)], present, grace=GRACE, now=NOW)
+    assert found.move == ()
+    assert found.remarks == ("a: its page is node b's already", "b: its page is node hand's already")
+    twins = plan("s", [at("a", 7), at("b", 7)], present, grace=GRACE, now=NOW)
+    assert [node.name for node in twins.move] == ["a"]
+    assert twins.remarks == ("b: its page is node a's already",)
+
+
+def test_a_page_that_changes_nodes_is_read_once() -> None:
+    page = "http://10.0.0.1:5/metrics"
+    present = {n.name: n for n in (here("a", 1, "s", page), here("b", 2))}
+    found = plan("s", [at("a", 1), at("b", 5)], present, grace=GRACE, now=NOW)
+    assert [node.name for node in found.move] == ["b"]
+    assert [node.name for node in found.repage] == ["a"]
+    kept = plan("s", [at("a", 1, page), at("b", 5)], present, grace=GRACE, now=NOW)
+    assert kept.move == ()
+    assert kept.remarks == ("b: its page is node a's already",)
