@@ -100,10 +100,11 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/policy", _publish, Scope.POLICY_WRITE, "POST"),
         route("/api/v1/policy/rollback", _rollback, Scope.POLICY_WRITE, "POST"),
         route(api_exports.SPEND_PATH, _spend_file, Scope.SPEND_READ),
+        route(api_exports.USAGE_PATH, _usage_file, Scope.SPEND_READ),
         route("/api/v1/months", _months, Scope.SPEND_READ),
         *(
             route(call.path, _called(call), call.scope, call.method)
-            for call in (*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS)
+            for call in (*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS, *api_exports.CALLS)
         ),
     ]
     app = Starlette(
@@ -309,6 +310,11 @@ def _spend_file(session: Session, deps: ApiDeps, asked: Asked) -> Response:
     path, query = asked.request.path_params, asked.request.query_params
     now = deps.clock.now()
     return api_exports.spend_file(session, path, query, zone=deps.zone, now=now, issuer=deps.issuer)[1]
+
+
+def _usage_file(_session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    path, now = asked.request.path_params, deps.clock.now()
+    return api_exports.usage_file(deps.engine, path, zone=deps.zone, now=now)[1]
 
 
 def _months(session: Session, deps: ApiDeps, _asked: Asked) -> Response:

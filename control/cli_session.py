@@ -11,6 +11,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from control.database import make_engine, require_head, session_scope
@@ -25,11 +26,17 @@ def transaction() -> Generator[Session]:
 
     Raises Unavailable if it cannot be reached, Conflict if its schema is another release's.
     """
+    with engine_in_use() as engine, session_scope(engine) as session:
+        yield session
+
+
+@contextmanager
+def engine_in_use() -> Generator[Engine]:
+    """The engine of the database in use, for transactions of one's own. Raises as `transaction`."""
     engine = make_engine(resolve_dsn(load_settings()), pool_size=1)
     try:
         require_head(engine)
-        with session_scope(engine) as session:
-            yield session
+        yield engine
     finally:
         engine.dispose()
 

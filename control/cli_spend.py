@@ -17,8 +17,8 @@ import click
 
 from control import cli_spend_days
 from control import prices as price_book
-from control.cli_session import me, transaction
-from control.export_file import write_whole
+from control.cli_session import engine_in_use, me, transaction
+from control.export_file import whole_file, write_whole
 from control.export_month import issuer_of, month_in
 from control.exports import FORMATS, LAYOUTS, Format, Layout, status_of
 from control.queries_spend import month_spend
@@ -102,6 +102,24 @@ def export(month: str, out: Path | None, fmt: Format, layout: Layout, manifest: 
         write_whole(out, made.body)
     if manifest and out is not None:
         write_whole(out.with_name(f"{out.name}.manifest.json"), made.manifest_file())
+    click.echo(json.dumps(made.manifest()), err=True)
+
+
+@spend.command()
+@click.argument("month")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="File to write.")
+@click.option("--format", "fmt", type=click.Choice(("csv", "parquet")), default="csv", show_default=True)
+@click.option("--manifest", is_flag=True, help="Write FILE.manifest.json beside the file too.")
+def usage(month: str, out: Path, fmt: str, manifest: bool) -> None:
+    """Write MONTH's usage records as a file. Whole or refused; rows and sums go to standard error."""
+    from control.export_usage import usage_format, write_usage  # Arrow is loaded by whoever asks for a file
+
+    zone = ZoneInfo(load_settings().finance_timezone)
+    with engine_in_use() as engine, whole_file(out) as file:
+        made = write_usage(engine, month, usage_format(fmt), file, zone=zone, now=SystemClock().now())
+    if manifest:
+        text = json.dumps(made.manifest(), indent=2) + "\n"
+        write_whole(out.with_name(f"{out.name}.manifest.json"), text.encode())
     click.echo(json.dumps(made.manifest()), err=True)
 
 

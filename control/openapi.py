@@ -157,6 +157,14 @@ def document() -> dict[str, Any]:
                     parameters=[_MONTH, *api_exports.SPEND_PARAMETERS],
                 )
             },
+            api_exports.USAGE_PATH: {
+                "get": _operation(
+                    "A month's usage records as a file, whole or refused",
+                    Scope.SPEND_READ,
+                    {"200": {"description": "Its sha256 is the ETag", "content": {"*/*": {}}}},
+                    parameters=[_MONTH, api_exports.USAGE_FORMAT],
+                )
+            },
             "/api/v1/months": {
                 "get": _operation(
                     "Months with their states; of closed ones total, checksum and signature",
@@ -164,7 +172,9 @@ def document() -> dict[str, Any]:
                     _json("Months", _OBJECT),
                 )
             },
-            **described((*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS), _operation),
+            **described(
+                (*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS, *api_exports.CALLS), _operation
+            ),
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

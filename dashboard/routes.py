@@ -19,11 +19,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import BaseRoute, Route
 
 from control import accounts, audit
-from control.api_exports import spend_file
+from control.api_exports import spend_file, usage_file
 from control.database import require_head, session_scope
 from control.export_month import issuer_of
 from control.http_errors import status_code
-from control.roles import Permission, require
+from control.roles import Actor, Permission, require
 from dashboard import access
 from dashboard.deps import Deps, deps
 from dashboard.live_plot import PLOTLY_PATH
@@ -45,6 +45,7 @@ def routes() -> list[BaseRoute]:
         Route(SIGN_IN_PATH, ask, methods=["GET"]),
         Route(SIGN_IN_PATH, Checker().check, methods=["POST"]),
         Route("/exports/spend/{month}.{format}", spend),
+        Route("/exports/usage/{month}.{format}", usage),
     ]
 
 
@@ -157,16 +158,39 @@ async def spend(request: Request) -> Response:
         return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=code)
 
 
-def _export(of: Deps, token: str | None, path: Mapping[str, str], query: Mapping[str, str]) -> Response:
+async def usage(request: Request) -> Response:
+    """Send a month's usage records as a file to finance and admin; the download is on the record."""
+    token, path = request.cookies.get(access.COOKIE), request.path_params
+    try:
+        return await run_in_threadpool(_usage, deps(), token, path)
+    except FleetError as exc:
+        return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=status_code(exc))
+
+
+def _exporter(of: Deps, token: str | None) -> Actor:
     person = access.person_of(token, of, is_active=True)
     if person is None:
         raise Unauthenticated("nobody is signed in", hint="Sign in, then download again")
     require(person.actor, Permission.EXPORT_SPEND)
+    return person.actor
+
+
+def _export(of: Deps, token: str | None, path: Mapping[str, str], query: Mapping[str, str]) -> Response:
+    actor, now = _exporter(of, token), of.clock.now()
     with session_scope(of.writer) as session:
-        now, issuer = of.clock.now(), issuer_of(of.settings)
-        made, answer = spend_file(session, path, query, zone=of.zone, now=now, issuer=issuer)
-        detail = dict(made.manifest())
-        audit.append(session, person.actor, "spend.export", f"month {made.month}", "", detail, now)
+        made, answer = spend_file(
+            session, path, query, zone=of.zone, now=now, issuer=issuer_of(of.settings)
+        )
+        subject, detail = f"month {made.month}", dict(made.manifest())
+        audit.append(session, actor, "spend.export", subject, "", detail, now)
+    return answer
+
+
+def _usage(of: Deps, token: str | None, path: Mapping[str, str]) -> Response:
+    actor, now = _exporter(of, token), of.clock.now()
+    manifest, answer = usage_file(of.writer, path, zone=of.zone, now=now)
+    with session_scope(of.writer) as session:
+        audit.append(session, actor, "usage.export", f"month {manifest['month']}", "", dict(manifest), now)
     return answer
 
 

@@ -139,6 +139,7 @@ def export_links(month: str) -> tuple[tuple[str, str], ...]:
         ("FOCUS CSV", export_path(month, "csv", "focus")),
         ("FOCUS Excel", export_path(month, "xlsx", "focus")),
         ("Manifest", f"{export_path(month)}?manifest=1"),
+        ("Usage records (Parquet)", f"/exports/usage/{month}.parquet"),
     )
 
 

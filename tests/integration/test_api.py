@@ -64,6 +64,8 @@ CALLS = [
     ("GET", f"/api/v1/spend/{MONTH}.xlsx", "spend:read", 200),
     ("GET", f"/api/v1/spend/{MONTH}.parquet?layout=focus", "spend:read", 200),
     ("GET", f"/api/v1/spend/{MONTH}.pdf", "spend:read", 422),
+    ("GET", f"/api/v1/usage/{MONTH}.csv", "spend:read", 200),
+    ("GET", f"/api/v1/usage/{MONTH}", "spend:read", 200),
     ("GET", "/api/v1/alerts", "alerts:read", 200),
     ("POST", "/api/v1/alerts/1/acknowledge", "alerts:write", 404),
     ("POST", "/api/v1/silences", "alerts:write", 422),
