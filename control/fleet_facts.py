@@ -51,6 +51,11 @@ class Node:
     def takes_work(self) -> bool:
         return self.state == "active"
 
+    @property
+    def counted_in(self) -> str:
+        """The pool its samples are part of. While it rests it serves tests, not users: of none."""
+        return "" if self.state == "maintenance" else self.pool
+
 
 @dataclass(frozen=True, slots=True)
 class FleetFacts:
@@ -64,12 +69,12 @@ class FleetFacts:
     @property
     def targets(self) -> list[Target]:
         return [
-            Target(node.name, node.metrics_url, node.pool, pages=node.pages)
+            Target(node.name, node.metrics_url, node.counted_in, pages=node.pages)
             if not node.source
             else Target(
                 node.name,
                 f"{node.source}:{node.instance}",
-                node.pool,
+                node.counted_in,
                 node.source,
                 node.instance,
                 pages=node.pages,

@@ -238,8 +238,8 @@ def _engines(
     """Return the histograms of engines of a node, a pool or the fleet."""
     raw = {
         "node": "node = :name",
-        "pool": "node IN (SELECT name FROM node WHERE pool = :name)",
-        "fleet": "true",
+        "pool": "coalesce(counted_in, (SELECT pool FROM node AS n WHERE n.name = sample.node)) = :name",
+        "fleet": "counted_in IS DISTINCT FROM ''",
     }[scope]
     rolled_scope = "engine" if scope == "node" else scope
     only = {f"{PREFIXES[metric]}_{part}" for metric in metrics for part in ("edges", "counts", "sum_s")}

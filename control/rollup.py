@@ -35,15 +35,18 @@ BATCH_MAX = {Level.MINUTE: 60, Level.HOUR: 24, Level.DAY: 7}
 DUE = {Level.HOUR: timedelta(minutes=62), Level.DAY: timedelta(minutes=24 * 60 + 65)}
 _ABOVE = {below: level for level, below in BELOW.items()}
 _STATEMENT_TIMEOUT = "60s"
+#: Whose sums a row is part of. Rows older than `counted_in` go with the node as it is now.
+_POOL = "coalesce(r.counted_in, n.pool)"
+_IS_COUNTED = "r.counted_in IS DISTINCT FROM ''"
 #: What parts of an engine family's rows add up to: keys, join, condition.
 _SUMS: dict[str, tuple[tuple[dict[str, str], str, str], ...]] = {
     ENGINE.name: (
         (
-            {"scope": "'pool'", "name": "n.pool", "engine": "''"},
-            "JOIN node AS n ON n.name = r.name",
-            "r.scope = 'engine'",
+            {"scope": "'pool'", "name": _POOL, "engine": "''"},
+            "LEFT JOIN node AS n ON n.name = r.name",
+            f"r.scope = 'engine' AND {_POOL} <> ''",
         ),
-        ({"scope": "'fleet'", "name": "''", "engine": "''"}, "", "r.scope = 'engine'"),
+        ({"scope": "'fleet'", "name": "''", "engine": "''"}, "", f"r.scope = 'engine' AND {_IS_COUNTED}"),
     ),
     GATEWAY.name: (({"gateway": "''"}, "", "r.gateway <> ''"),),
 }

@@ -30,7 +30,7 @@ class Target:
 
     name: str
     url: str  # of the metrics page; of a sourced node, where its samples come from
-    pool: str = ""
+    pool: str = ""  # whose sums its samples count in; "" for none
     source: str = ""
     instance: str = ""
     pages: tuple[FurtherPage, ...] = ()  # beside its own
@@ -65,7 +65,7 @@ class NodeResult:
     """What one node gave: samples, or the reason why not. `findings`: what is wrong with its page."""
 
     node: str
-    pool: str
+    pool: str  # whose sums its samples count in; "" for none
     fetch_s: float | None
     samples: tuple[EngineSample, ...] = ()
     reason: Reason | None = None

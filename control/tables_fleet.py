@@ -99,6 +99,7 @@ class SampleRow(Base):
     node: Mapped[str] = mapped_column(primary_key=True)
     engine: Mapped[str] = mapped_column(primary_key=True)
     model: Mapped[str | None]
+    counted_in: Mapped[str | None]  # the pool whose sums it is part of; "" while the node rests
     covered_s: Mapped[float | None]
     restarted: Mapped[bool] = mapped_column(server_default=text("false"))
     fetch_s: Mapped[float | None]

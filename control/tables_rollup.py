@@ -163,6 +163,7 @@ ENGINE = Family(
         Measure("kv_capacity_tokens", BigInteger(), Merge.NEWEST, "kv_capacity_tokens"),
         Measure("waiting_capacity", BigInteger(), Merge.NEWEST, "waiting_capacity"),
         Measure("model", Text(), Merge.NEWEST, "model"),
+        Measure("counted_in", Text(), Merge.NEWEST, "counted_in"),
         *(m for stage in STAGES for m in _stage(stage)),
         *(m for prefix in LATENCIES for m in _histogram(prefix)),
         *(m for prefix in LENGTHS for m in _histogram(prefix, "tokens")),
