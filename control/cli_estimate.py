@@ -16,7 +16,9 @@ import click
 from control.cli_estimate_compare import compare
 from control.cli_estimate_confirm import confirm
 from control.cli_estimate_disciplines import disciplines
+from control.cli_estimate_goodput import goodput
 from control.cli_estimate_run import run
+from control.cli_estimate_runs import COMMANDS as BACKGROUND
 from fleet.cost import (
     CalendarRow,
     ClosedForm,
@@ -56,7 +58,10 @@ def estimate() -> None:
 estimate.add_command(run)
 estimate.add_command(confirm)
 estimate.add_command(disciplines)
+estimate.add_command(goodput)
 estimate.add_command(compare)
+for _command in BACKGROUND:
+    estimate.add_command(_command)
 
 
 def _option(flag: str, attribute: str, kind: Any, about: str) -> Any:

@@ -38,7 +38,7 @@ SMALL_STEP_TOKENS = 2048
 #: Enough that filling and emptying the batches hardly counts, few enough to be served within ten minutes.
 SATURATING_REQUESTS = 4_000
 _EVERYONE = "everyone"
-_NO_LIMIT = 10**12
+NO_LIMIT = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,19 @@ def study_policy(
     kv_target_ratio: float = 0.85,
     quantile: float = 0.95,
     engine_priorities: tuple[int, int, int] = (0, 0, 0),
+    timeout_s: float = 600.0,
+    tokens_per_minute: int = NO_LIMIT,
 ) -> Policy:
-    """Return a policy without quotas whose queues wait up to ten minutes.
+    """Return a policy whose queues wait up to `timeout_s`, without quotas but
+    `tokens_per_minute`, of which ten seconds' worth may come at once.
 
     `long_share` bounds what requests above `long_tokens` may hold of each node's KV budget.
     """
     weights = (70, 25, 5)
     limits = {
-        "tokens_per_minute": _NO_LIMIT,
-        "burst_tokens": _NO_LIMIT,
-        "max_in_flight_tokens": _NO_LIMIT,
+        "tokens_per_minute": tokens_per_minute,
+        "burst_tokens": max(1, tokens_per_minute // 6),
+        "max_in_flight_tokens": NO_LIMIT,
         "max_concurrent_requests": 1_000_000,
     }
     quota = {"tier": Tier.BATCH.value, "allowed_tiers": [tier.value for tier in Tier]} | limits
@@ -113,7 +116,7 @@ def study_policy(
             "tiers": {
                 tier.value: {
                     "weight": weight,
-                    "queue_timeout_s": 600,
+                    "queue_timeout_s": timeout_s,
                     "max_queued_requests": 100_000,
                     "engine_priority": priority,
                 }
