@@ -42,6 +42,10 @@ CLAIM_S = 60.0
 CALLS_AT_ONCE = 4  # to one webhook
 MAX_ATTEMPTS = 12
 BACKOFF_S, BACKOFF_CAP_S = 5.0, 900.0
+#: A receiver that asks to be left alone longer than this is asked again after this.
+RETRY_AFTER_CAP_S = 3_600.0
+#: Answers whose Retry-After counts: too many requests, not available.
+_BUSY = frozenset({429, 503})
 #: How often an Alertmanager is told what is open.
 REFRESH_S = 60.0
 MAX_REFRESHED = 2_000
@@ -70,6 +74,7 @@ class Answered:
     call: Outgoing
     error: str | None
     is_final: bool = False  # the receiver wants no more of it
+    wanted_s: float | None = None  # how long it asks to be left alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,9 @@ class Courier:
         if token := headers.get("Authorization", "").removeprefix("Bearer "):
             said = said.replace(token, "***")  # some receivers repeat what they refuse; this is stored
         shown = "".join(c for c in said if c.isprintable())[:_SHOWN]
-        return Answered(call, f"status {answer.status}: {shown}".rstrip(": "), answer.status == _GONE)
+        wanted_s = answer.retry_after_s if answer.status in _BUSY else None
+        said = f"status {answer.status}: {shown}".rstrip(": ")
+        return Answered(call, said, answer.status == _GONE, wanted_s)
 
     def _message(self, call: Outgoing, now: datetime) -> tuple[str, bytes, dict[str, str]]:
         """Return address, body and headers of one call."""
@@ -218,9 +225,18 @@ class Courier:
                 extra={"webhook": call.webhook, "notice": call.notice, "reason": answer.error},
             )
         else:
-            row.next_at = now + timedelta(seconds=backoff_s(call.attempts, self.deps.rng.random()))
+            pause_s = pause_after_s(call.attempts, self.deps.rng.random(), answer.wanted_s)
+            row.next_at = now + timedelta(seconds=pause_s)
             return "failed"
         return row.state
+
+
+def pause_after_s(attempts: int, chance: float, wanted_s: float | None) -> float:
+    """Return the wait after a failed call: the back-off, or longer where the receiver asks for it.
+
+    A receiver's wish never shortens the back-off and counts up to an hour, so that none is forgotten.
+    """
+    return max(backoff_s(attempts, chance), min(wanted_s or 0.0, RETRY_AFTER_CAP_S))
 
 
 def backoff_s(attempts: int, chance: float) -> float:

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control import alerts, lease
-from control.alert_delivery import CLAIM_S, MAX_ATTEMPTS, Courier, backoff_s
+from control.alert_delivery import CLAIM_S, MAX_ATTEMPTS, RETRY_AFTER_CAP_S, Courier, backoff_s
 from control.alert_observations import Observation
 from control.database import session_scope
 from control.deps import Deps, Leadership
@@ -226,6 +226,37 @@ def test_a_receiver_that_is_down_gets_it_when_it_is_back_under_the_same_id(house
 
     asyncio.run(run())
     assert house.deliveries() == [("pager", "delivered", 2)]
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "after_s"),
+    [
+        (429, "120", 120.0),
+        (503, "Mon, 02 Mar 2026 12:05:00 GMT", 240.0),  # asked at 12:01:00
+        (503, "1", 5.0),  # never sooner than the back-off
+        (429, "86400", RETRY_AFTER_CAP_S),
+        (429, "soon", 5.0),
+        (400, "120", 5.0),  # the answer is no busy one
+    ],
+)
+def test_a_busy_receiver_is_left_alone_for_as_long_as_it_asks_but_not_for_ever(
+    house: House, status: int, header: str, after_s: float
+) -> None:
+    async def busy(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Retry-After": header})
+
+    async def run() -> None:
+        async with listening(Receiver(busy)) as pager, house.leader() as courier:
+            house.add("pager", pager.url)
+            house.rounds(60, frozen())
+            assert house.clock.now() == T0 + timedelta(seconds=60)
+            await courier.tick()
+
+    asyncio.run(run())
+    with session_scope(house.engine) as session:
+        (next_at,) = session.scalars(select(AlertDeliveryRow.next_at))
+    pause_s = (next_at - T0).total_seconds() - 60
+    assert 0.75 * after_s <= pause_s <= after_s  # a back-off has up to a quarter of jitter
 
 
 def test_waits_double_to_a_cap_and_last_about_an_hour() -> None:
