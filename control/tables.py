@@ -23,6 +23,7 @@ from control.tables_discovery import (
     NodeEndpointRow,
 )
 from control.tables_estimates import EstimateRunRow, EstimateSnapshotRow, EstimateTraceRow
+from control.tables_exports import ExportDeliveryRow, ExportDestinationRow
 from control.tables_fleet import (
     AlertRow,
     AlertTimerRow,
@@ -89,6 +90,8 @@ __all__ = [
     "EstimateRunRow",
     "EstimateSnapshotRow",
     "EstimateTraceRow",
+    "ExportDeliveryRow",
+    "ExportDestinationRow",
     "FlowMinuteRow",
     "FlowNowRow",
     "GatewayObservedRow",
