@@ -21,12 +21,22 @@ from control.assess import Assessment
 from control.capacity_book import CapacityBook
 from control.rounds import Round
 from control.tables import GatewayObservedRow, GatewayRow
-from fleet.alert_rules import BUDGET, CAPACITY_DRIFT, POLICY_DRIFT, SLO_BURN, STARVATION, UNFAIRNESS
+from fleet.alert_rules import (
+    BUDGET,
+    BUDGET_HALF,
+    BUDGET_RULES,
+    BUDGET_SPENT,
+    CAPACITY_DRIFT,
+    POLICY_DRIFT,
+    SLO_BURN,
+    STARVATION,
+    UNFAIRNESS,
+)
 from fleet.capacity import CapacityEstimate
 from fleet.errors import FleetError, InvalidPolicy
 from fleet.flow_signals import UNITS, FlowRule, FlowSignal
 from fleet.outcomes import TIERS
-from fleet.policy import parse
+from fleet.policy import TenantPolicy, parse
 
 _BURNS = (FlowRule.SLO_BURN_FAST, FlowRule.SLO_BURN_SLOW)
 #: What was read of gateways and budgets counts for this long, seconds.
@@ -165,7 +175,7 @@ def gateway_observations(session: Session, now: datetime) -> list[Observation]:
 
 
 def budget_observations(session: Session, now: datetime, spend: Spend) -> list[Observation]:
-    """Return the share of its month's budget each tenant with one has spent."""
+    """Return the share of its month's budget each tenant with one has spent, and whether all of it is."""
     head = queries_policy.head(session)
     if head is None:
         return []
@@ -180,11 +190,25 @@ def budget_observations(session: Session, now: datetime, spend: Spend) -> list[O
         spent = spend(session, now)
     except FleetError as problem:
         words = f"this month's spend is not known: {problem.message}"
-        return [Observation(BUDGET, "tenant", name, None, words) for name in limits]
-    return [_budget(name, spent.get(name, Decimal(0)), limit) for name, limit in limits.items()]
+        return [Observation(rule, "tenant", name, None, words) for name in limits for rule in BUDGET_RULES]
+    return [
+        observation
+        for name, limit in limits.items()
+        for observation in _budget(policy.tenants[name], name, spent.get(name, Decimal(0)), limit)
+    ]
 
 
-def _budget(tenant: str, spent: Decimal, limit: Decimal) -> Observation:
+def _budget(policy: TenantPolicy, tenant: str, spent: Decimal, limit: Decimal) -> list[Observation]:
     words = f"{tenant} has spent ${spent:,.2f} of ${limit:,.2f} this month"
-    detail: dict[str, object] = {"spent_usd": str(spent), "budget_usd": str(limit)}
-    return Observation(BUDGET, "tenant", tenant, float(spent / limit), words, detail=detail)
+    detail: dict[str, object] = {
+        "spent_usd": str(spent),
+        "budget_usd": str(limit),
+        "over_budget": policy.over_budget.value,
+    }
+    ratio = float(spent / limit)
+    found = [
+        Observation(rule, "tenant", tenant, ratio, words, detail=detail) for rule in (BUDGET_HALF, BUDGET)
+    ]
+    then = f"{words}; the policy says to {policy.over_budget.value}"
+    is_spent = float(spent >= limit)  # as the controller judges it
+    return [*found, Observation(BUDGET_SPENT, "tenant", tenant, is_spent, then, detail=detail)]

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control.tables import GatewayRow, NodeRow, PolicyRevisionRow, PoolRow
-from fleet.alert_rules import BUDGET, CAPACITY_DRIFT, HOT_NODE, KV_EXHAUSTION
+from fleet.alert_rules import BUDGET_RULES, CAPACITY_DRIFT, HOT_NODE, KV_EXHAUSTION
 
 #: Rules about nodes that take work: one that drains is no subject of them any more.
 WORKING_ONLY = frozenset({HOT_NODE, KV_EXHAUSTION, CAPACITY_DRIFT})
@@ -40,7 +40,7 @@ def is_gone(session: Session, rule: str, scope: str, subject: str) -> bool:
         if document is None:
             return False
         tenant: dict[str, Any] | None = document.get("tenants", {}).get(subject)
-        return tenant is None or (rule == BUDGET and not _has_budget(tenant))
+        return tenant is None or (rule in BUDGET_RULES and not _has_budget(tenant))
     return False
 
 

@@ -1,4 +1,4 @@
-"""The calls of the API about money beside files: days and ranges, reconciliation.
+"""The calls of the API about money beside files: days and ranges, reconciliation, budgets.
 
 Amounts are text, so that nobody's float rounds them. Prevents: a script whose days sum to another total
 than the page's.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from control import reconciliations
+from control import budgets, reconciliations
 from control.api_calls import Asked, Call
 from control.day_spend import as_json, asked_days
 from control.tokens import Scope
@@ -38,6 +38,10 @@ def _reconciliation(asked: Asked) -> dict[str, Any]:
     return reconciliations.as_json(report)
 
 
+def _budgets(asked: Asked) -> dict[str, Any]:
+    return budgets.as_json(budgets.budget_report(asked.session, zone=asked.zone, now=asked.now))
+
+
 CALLS: tuple[Call, ...] = (
     call(
         "GET",
@@ -56,5 +60,11 @@ CALLS: tuple[Call, ...] = (
         "/api/v1/reconciliation/{month}",
         "A month's invoices beside the books: hours, price and what is unexplained, by class and day",
         _reconciliation,
+    ),
+    call(
+        "GET",
+        "/api/v1/budgets",
+        "Tenants' budgets of the running month: spent, forecast, and what each gateway does",
+        _budgets,
     ),
 )

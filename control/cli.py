@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spend": ("control.cli_spend:spend", "Show and export a month's spend."),
     "months": ("control.cli_months:months", "Close months and verify them; correct; divide cost."),
     "invoices": ("control.cli_invoices:invoices", "Import providers' invoices; see where they differ."),
+    "budgets": ("control.cli_budgets:budgets", "Say who will run over its budget, when, and what then."),
     "prices": ("control.cli_spend:prices", "List and add node-hour prices."),
     "users": ("control.cli_users:users", "Create accounts, set passwords and roles."),
     "tokens": ("control.cli_users:tokens", "Create and revoke scoped API tokens."),

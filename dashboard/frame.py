@@ -47,8 +47,11 @@ def navigation() -> st.Page:
                 page("estimates", "Estimates", ":material/calculate:"),
                 page("strategies", "Strategies", ":material/compare_arrows:"),
                 page("sizing", "Sizing", ":material/straighten:"),
+                page("disciplines", "Disciplines", ":material/reorder:"),
+                page("goodput", "Goodput", ":material/speed:"),
                 page("spend", "Spend", ":material/payments:"),
                 page("month_close", "Month close", ":material/lock_clock:"),
+                page("budgets", "Budgets", ":material/savings:"),
             ],
         }
     )

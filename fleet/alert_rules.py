@@ -134,9 +134,13 @@ RETRY_STORM = "retry_storm"
 BURST = "burst"
 CAPACITY_DRIFT = "capacity_drift"
 POLICY_DRIFT = "policy_drift"
+BUDGET_HALF = "budget_half"
 BUDGET = "budget"
+BUDGET_SPENT = "budget_spent"
 UNSTABLE = "unstable"
 
+#: The rules about budgets, in the order in which they open.
+BUDGET_RULES = (BUDGET_HALF, BUDGET, BUDGET_SPENT)
 _LOAD = ("node", "pool", "fleet")
 _WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL
 
@@ -197,8 +201,16 @@ RULES: dict[str, AlertRule] = {
             0.5, 0.5, 300.0, 30.0, 3, 2,
         ),
         AlertRule(
+            BUDGET_HALF, "Half of a tenant's monthly budget spent", "ratio", ("tenant",), _WARNING,
+            0.5, 0.5, 0.0, 0.0, 1, 1,
+        ),
+        AlertRule(
             BUDGET, "Tenant's monthly budget nearly spent", "ratio", ("tenant",), _WARNING,
-            0.9, 0.9, 0.0, 0.0, 1, 1,
+            0.8, 0.8, 0.0, 0.0, 1, 1,
+        ),
+        AlertRule(
+            BUDGET_SPENT, "Tenant's monthly budget spent", YES_NO, ("tenant",), _WARNING,
+            0.5, 0.5, 0.0, 0.0, 1, 1,
         ),
         AlertRule(
             UNSTABLE, "Queue has left equilibrium", YES_NO, ("fleet", "pool", "tier"), _CRITICAL,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from click.testing import CliRunner, Result
@@ -31,6 +32,7 @@ from control.tables import (
     PolicyRevisionRow,
 )
 from control.webhooks import add_webhook, send_test
+from fleet.alert_rules import RULES
 from fleet.errors import Conflict, FleetError, InvalidInput, Unavailable
 from fleet.policy import default_policy
 from tests.postgres_server import FreshDatabase
@@ -59,7 +61,7 @@ def call(
     """Carry one call of the API out, as its route does."""
     found = next(one for one in CALLS if (one.method, one.path) == (method, path))
     sent = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    return found.answer(session, T0, SCRIPT, path=at, query={}, body=sent, key=key)
+    return found.answer(session, T0, SCRIPT, path=at, query={}, body=sent, key=key, zone=ZoneInfo("UTC"))
 
 
 # ---- API -------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ def test_an_operator_at_a_terminal_does_all_of_it(cli: Any, session: Session) ->
     changed = cli("alerts", "rules", "set", "rho_high", "open_at=0.9", "severity=critical")
     assert changed.output.startswith("rule rho_high: critical; opens: above 0.9 ratio for more than 120 s")
     listed = cli("alerts", "rules").output
-    assert len(listed.splitlines()) == 15
+    assert len(listed.splitlines()) == len(RULES)
     assert "(changed by " in listed
     assert cli("alerts", "rules", "reset", "rho_high").exit_code == 0
 
@@ -246,7 +248,9 @@ def test_gateways_and_budgets_become_observations_and_unknown_stays_unknown(sess
         ("policy_drift", "gw-4"): None,
         ("policy_drift", "gw-5"): None,
         ("policy_drift", "gw-6"): None,
+        ("budget_half", tenant): pytest.approx(0.95),
         ("budget", tenant): pytest.approx(0.95),
+        ("budget_spent", tenant): 0.0,
     }
     facts.load(session, T0 + BUDGETS_EVERY / 2, spend)
     assert asked == [T0]  # the month is summed once a minute, not at every look
@@ -255,8 +259,9 @@ def test_gateways_and_budgets_become_observations_and_unknown_stays_unknown(sess
         raise Unavailable("no prices")
 
     facts.load(session, T0 + BUDGETS_EVERY, away)
-    (budget,) = [o for o in facts.observations(T0 + BUDGETS_EVERY) if o.rule == "budget"]
-    assert (budget.value, budget.summary) == (None, "this month's spend is not known: no prices")
+    budgets = [o for o in facts.observations(T0 + BUDGETS_EVERY) if o.rule.startswith("budget")]
+    assert {(o.value, o.summary) for o in budgets} == {(None, "this month's spend is not known: no prices")}
+    assert len(budgets) == 3
 
 
 def test_an_alert_about_a_budget_ends_when_the_budget_is_lifted(session: Session) -> None:
@@ -279,7 +284,8 @@ def test_an_alert_about_a_budget_ends_when_the_budget_is_lifted(session: Session
                 "author": "ada", "note": "", "created_at": T0,
             }],
         )  # fmt: skip
-        assert is_gone(session, "budget", "tenant", tenant), lifted
+        for rule in ("budget_half", "budget", "budget_spent"):
+            assert is_gone(session, rule, "tenant", tenant), (rule, lifted)
         assert not is_gone(session, "unfairness", "tenant", tenant)
 
 

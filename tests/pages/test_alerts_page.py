@@ -15,6 +15,7 @@ from control.queries_marks import marks
 from control.roles import Actor, Role
 from control.tables import AlertRow, AlertRuleRow, AlertSilenceRow, AuditRow, SampleRow
 from control.webhooks import add_webhook, send_test
+from fleet.alert_rules import RULES
 from fleet.clock import SystemClock
 from tests.pages.conftest import Show, column, text
 from tests.postgres_server import FreshDatabase
@@ -101,7 +102,7 @@ def test_a_silenced_alert_stays_in_sight_with_who_and_why_and_can_be_ended(
 
 def test_a_changed_rule_is_refused_or_recorded(full: Show, dashboard_on: FreshDatabase) -> None:
     at = shown(full("alerts"), "Rules")
-    assert len(column(at, "rule")) == 15
+    assert len(column(at, "rule")) == len(RULES)
     at.selectbox(key="rule").select("rho_high").run()
     at.number_input(key="open_at_rho_high").set_value(0.5)
     next(b for b in at.button if b.label == "Change").click().run()

@@ -161,4 +161,4 @@ def test_words_of_a_rule_say_how_many_rounds_it_waits():
     # what opens beyond one or three rounds does not open "at once"
     assert RULES["slo_burn"].opens_words == "above 1 times the limit for more than 1 round"
     assert RULES["node_frozen"].opens_words == "yes at once"
-    assert RULES["budget"].resolves_words == "below 0.9 for 1 round"
+    assert RULES["budget"].resolves_words == "below 0.8 for 1 round"

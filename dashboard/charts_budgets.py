@@ -1,0 +1,127 @@
+"""The figure of a tenant's month: spent so far, the way to the month's end with its interval, the budget.
+
+Pure; days are those of finance's zone, money is US dollars. Prevents: a forecast drawn like a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Any
+
+from control.budgets import TenantBudget
+from dashboard import theme
+from dashboard.charts import Figure, rounded
+from fleet.months import Month
+
+_HEIGHT_PX = 320
+
+
+def month_path(budget: TenantBudget, month: Month, today: date, thresholds: Sequence[float]) -> Figure:
+    """Return cumulative spend, forecast and budget of the running month."""
+    state = budget.state
+    first = date.fromisoformat(f"{month.name}-01")
+    days = [first + timedelta(days=n) for n in range((today - first).days + 1)]
+    spent = _running(budget.days, days)
+    data: list[dict[str, Any]] = []
+    if state.forecast is not None:
+        data += _ahead(budget, today)
+    data.append(_line("spent", days, spent, theme.BLUE, "solid", 3))
+    layout: dict[str, Any] = {
+        "margin": {"l": 64, "r": 90, "t": 40, "b": 48},
+        "height": _HEIGHT_PX,
+        "title": {
+            "text": f"{state.tenant}: spent in {month.name}, USD (days of {month.zone})",
+            "font": {"size": 13},
+            "x": 0,
+            "xanchor": "left",
+            "y": 0.98,
+        },
+        "xaxis": {"type": "date", "tickformat": "%-d %b", "nticks": 10},
+        "yaxis": {"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
+        "legend": {"orientation": "h", "y": -0.2, "x": 0, "yanchor": "top", "font": {"size": 10}},
+        "hovermode": "x unified",
+        "uirevision": f"budget {state.tenant}",
+        "shapes": [],
+        "annotations": [],
+    }
+    for ratio in sorted({*thresholds, 1.0}):
+        _mark(layout, float(state.limit_usd) * ratio, ratio)
+    return Figure({"data": data, "layout": layout}, _summary(budget), _HEIGHT_PX)
+
+
+def _running(by_day: Mapping[date, Decimal], days: Sequence[date]) -> list[float]:
+    total, found = Decimal(0), list[float]()
+    for day in days:
+        total += by_day.get(day, Decimal(0))
+        found.append(float(total))
+    return found
+
+
+def _line(
+    name: str, days: Sequence[date], usd: Sequence[float], colour: str, dash: str, width: int
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [day.isoformat() for day in days],
+        "y": [rounded(value) for value in usd],
+        "line": {"color": colour, "width": width, "dash": dash},
+        "hovertemplate": "$%{y:,.0f}<extra>" + name + "</extra>",
+    }
+
+
+def _ahead(budget: TenantBudget, today: date) -> list[dict[str, Any]]:
+    """Return forecast and interval, from what is spent now on."""
+    state = budget.state
+    path = state.forecast.days if state.forecast else ()
+    # The forecast's first point is the end of today; what is spent now stands at today.
+    days = [today, *(day.day + timedelta(days=1) for day in path)]
+    now = float(state.spent_usd)
+    low = _line("low", days, [now, *(d.low for d in path)], theme.ORANGE, "solid", 0)
+    high = _line("four months in five", days, [now, *(d.high for d in path)], theme.ORANGE, "solid", 0)
+    middle = _line("forecast", days, [now, *(d.usd for d in path)], theme.ORANGE, "dash", 2)
+    low |= {"showlegend": False, "hoverinfo": "skip"}
+    high |= {"fill": "tonexty", "fillcolor": "rgba(209,143,0,0.20)", "hoverinfo": "skip"}
+    return [low, high, middle]
+
+
+def _mark(layout: dict[str, Any], at: float, ratio: float) -> None:
+    is_all = ratio == 1.0
+    layout["shapes"].append(
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": at,
+            "y1": at,
+            "line": {
+                "color": theme.RED if is_all else theme.PURPLE,
+                "width": 2 if is_all else 1,
+                "dash": "solid" if is_all else "dot",
+            },
+        }
+    )
+    layout["annotations"].append(
+        {
+            "xref": "paper",
+            "x": 1.005,
+            "y": at,
+            "xanchor": "left",
+            "showarrow": False,
+            "font": {"size": 11},
+            "text": "budget" if is_all else f"{100 * ratio:g} %",
+        }
+    )
+
+
+def _summary(budget: TenantBudget) -> str:
+    state = budget.state
+    said = f"{state.tenant} has spent ${state.spent_usd:,.2f} of ${state.limit_usd:,.2f}; {state.standing}"
+    if state.forecast is None:
+        return f"{said}. No forecast: {state.why_unknown}"
+    end = state.forecast.end
+    return f"{said}. Month's end ${end.usd:,.0f}, ${end.low:,.0f} to ${end.high:,.0f}"
