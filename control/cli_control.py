@@ -29,6 +29,7 @@ from control.database import make_engine, require_head, session_scope
 from control.database_url import resolve_dsn
 from control.deps import Deps, Leadership
 from control.discovery import TICK_S, Discovery
+from control.estimate_runner import EstimateRunner
 from control.fetch import open_session
 from control.gateways import new_session
 from control.jobs import Controller, Loop, Step
@@ -42,7 +43,7 @@ from control.spend_to_date import SpendToDate
 from fleet import logs
 from fleet.clock import Clock, SystemClock
 from fleet.errors import InvalidInput
-from fleet.quota_leases import RENEW_S
+from fleet.quota_leases import AGAIN_S
 
 #: A controller whose lease step has not succeeded for this long is not well, whoever leads.
 UNWELL_AFTER_S = 60.0
@@ -132,14 +133,18 @@ def _controller(
     keep = Retention(settings.retention_days, settings.retention_minute_days, settings.retention_hour_days)
     observer = Observer(deps, scraper, metrics, keep=keep, max_bytes=settings.buffer_mb * 1024 * 1024)
     discovery = Discovery(deps, pages)
+    estimates = EstimateRunner(deps)
     extra = (
         Step("notices", 1.0, 60.0, _courier(settings, deps, metrics, pages).tick),
         Step("discovery", TICK_S, 60.0, discovery.tick),
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
-        Step("quotas", RENEW_S, 20.0, QuotaLeases(deps).tick),
+        Step("quotas", AGAIN_S, 20.0, QuotaLeases(deps).tick),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
+        Step("estimates", 2.0, 20.0, estimates.tick),
     )
-    return Controller(deps, observer, metrics, settings.scrape_period_s, extra, (discovery.close,))
+    return Controller(
+        deps, observer, metrics, settings.scrape_period_s, extra, (discovery.close, estimates.close)
+    )
 
 
 def _courier(settings: Settings, deps: Deps, metrics: ControlMetrics, http: ClientSession) -> Courier:

@@ -19,10 +19,12 @@ from control.reconcile_store import Place
 from fleet.errors import FleetError, StaleAssignment
 from fleet.messages import QuotaLease, QuotaReport, QuotaShare, TenantShare
 from fleet.quota_leases import (
+    AGAIN_S,
     DRIFT_S,
     FIELDS,
     HOLD_S,
     LEASE_S,
+    RENEW_S,
     Grip,
     Standing,
     is_share_worth_moving,
@@ -86,10 +88,14 @@ class QuotaLeases:
         self._epoch: int | None = None
         self._number = 0
         self._learns_until_s = 0.0
+        self._due_s = 0.0
         self._known: dict[str, _Known] = {}
 
     async def tick(self) -> str:
-        """Make one pass and return the line to log: '2 of 3 gateways hold leases, 1 quotas moved'."""
+        """Make a pass if it is time and return the line to log: '2 of 3 gateways hold leases'.
+
+        Call it every `AGAIN_S`: a pass is due every `RENEW_S`, and at the next call after shares moved.
+        """
         deps = self._deps
         epoch = deps.leadership.current(deps.clock)
         if epoch is None:
@@ -97,7 +103,10 @@ class QuotaLeases:
             return ""
         if epoch != self._epoch:  # what the one before granted is not known: nothing more until it ran out
             self._epoch, self._number, self._known = epoch, 0, {}
-            self._learns_until_s = self._now_s() + self._lease_s + DRIFT_S
+            self._learns_until_s, self._due_s = self._now_s() + self._lease_s + DRIFT_S, 0.0
+        if self._now_s() < self._due_s:
+            return ""
+        self._due_s = self._now_s() + RENEW_S - AGAIN_S / 2
         places = await self._load()
         if len(places) < 2 or any(place.target is None for place in places):
             return ""
@@ -119,10 +128,10 @@ class QuotaLeases:
         await self._renew(places, assigned)
         await self._send(places, self._changes(places, assigned, wanted, is_grant=True))
         holding = sum(self._known[place.name].holds_lease(assigned[place.name]) for place in places)
-        if not holding and not wanted:
-            return ""
-        learns = ", learning" if self._now_s() < self._learns_until_s else ""
-        return f"{holding} of {len(places)} gateways hold leases, {len(wanted)} quotas moved{learns}"
+        if wanted:
+            self._due_s = 0.0
+            log.debug("quotas moved", extra={"tenants": ", ".join(sorted(wanted)[:20])})
+        return f"{holding} of {len(places)} gateways hold leases" if holding else ""
 
     def _now_s(self) -> float:
         return self._deps.clock.monotonic_s()
@@ -141,14 +150,22 @@ class QuotaLeases:
     async def _ask(
         self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
     ) -> None:
-        """Hear every gateway; renew on the way what may stay as it is."""
+        """Hear every gateway; renew on the way what may stay as it is.
+
+        One that did not answer last time is only asked: what it holds is to run out.
+        """
         may_renew = self._fits(places, assigned)
         now_s = self._now_s()
+        due = [place for place in places if self._known[place.name].ask_again_s <= now_s]
+        renewed = {name for name, known in self._known.items() if may_renew and known.is_heard}
         for known in self._known.values():
             known.is_heard = known.is_renewed = False
-        due = [place for place in places if self._known[place.name].ask_again_s <= now_s]
-        lease_s = self._lease_s if may_renew else None
-        await asyncio.gather(*(self._call(place, {}, lease_s=lease_s) for place in due))
+        await asyncio.gather(
+            *(
+                self._call(place, {}, lease_s=self._lease_s if place.name in renewed else None)
+                for place in due
+            )
+        )
 
     async def _hold(
         self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]

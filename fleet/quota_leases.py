@@ -25,6 +25,8 @@ LEASE_S = 15.0
 HOLD_S = 25.0
 #: Leases are renewed this often.
 RENEW_S = 5.0
+#: After shares moved needs are looked at again so soon: what was heard was partly of the time before.
+AGAIN_S = 2.5
 #: Two clocks may drift by so much while a lease lasts (3 %).
 DRIFT_S = 0.5
 #: The part of its safe share that a gateway without need keeps, so that its first requests find some.

@@ -15,12 +15,12 @@ from fleet.messages import QuotaShare, QuotaUse
 
 #: Looks closer together than this say the same again.
 _SHORTEST_S = 1.0
-#: A need that is gone falls to this part of itself with each look (every few seconds).
-_DECAY = 0.3
+#: What is asked for is averaged over about so many looks (every few seconds) while it moves by less than
+#: this part of the whole quota: small streams come in fits. A larger change counts at once.
+_LOOKS = 4
+_JUMP = 0.1
 #: Shares are sized somewhat above what was used.
-_HEADROOM = 1.2
-_MOST_TOKENS = 10**12
-_MOST_REQUESTS = 1_000_000
+_HEADROOM = 1.1
 
 
 class _Seen(NamedTuple):
@@ -63,16 +63,23 @@ class Needs:
             before = self._needs.get(account.name, _NOTHING)
             refused_tokens = now.refused_tokens - was.refused_tokens
             asked = now.charged_tokens - was.charged_tokens + refused_tokens
+            quota = account.policy
             need = QuotaShare.model_construct(
-                tokens_per_minute=_sized(asked * 60 / passed_s if passed_s else 0.0,
-                                         before.tokens_per_minute, _MOST_TOKENS),
+                tokens_per_minute=_sized(
+                    asked * 60 / passed_s if passed_s else 0.0,
+                    before.tokens_per_minute,
+                    quota.tokens_per_minute,
+                ),
                 burst_tokens=0,
-                max_in_flight_tokens=_sized(account.tokens + refused_tokens,
-                                            before.max_in_flight_tokens, _MOST_TOKENS),
+                max_in_flight_tokens=_sized(
+                    account.tokens + refused_tokens, before.max_in_flight_tokens, quota.max_in_flight_tokens
+                ),
                 max_concurrent_requests=_sized(
                     account.requests + now.refused_requests - was.refused_requests,
-                    before.max_concurrent_requests, _MOST_REQUESTS),
-            )  # fmt: skip
+                    before.max_concurrent_requests,
+                    quota.max_concurrent_requests,
+                ),
+            )
             if need != _NOTHING:
                 needs[account.name] = need
         self._seen, self._needs = seen, needs
@@ -83,8 +90,12 @@ _NOTHING = QuotaShare(
 )
 
 
-def _sized(asked: float, before: int, most: int) -> int:
-    return min(most, max(round(asked * _HEADROOM), int(before * _DECAY), 0))
+def _sized(asked: float, before: int, quota: int) -> int:
+    """Return a need from what was asked for now and the need before; the quota is the most."""
+    wanted = min(asked * _HEADROOM, quota)
+    if abs(wanted - before) > quota * _JUMP:
+        return max(0, int(wanted))
+    return max(0, int(before + (wanted - before) / _LOOKS))
 
 
 def _counts(account: Account) -> QuotaShare:
