@@ -6,37 +6,46 @@ curve and lower its coverage. Prevents: a mean over a day of which half is missi
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import Double, cast, func, select
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from control.queries_fleet import scrape_period_s
-from control.tables import HealthRow
+from control.queries_history import read_rows
+from control.rollup_due import WIDTH, kept_since
+from control.tables_rollup import HEALTH, Level
 from fleet.health_reading import TARGET_RHO
 from fleet.utilization_curve import STEPS, UtilizationCurve
 
 SHARES = tuple(step / (STEPS - 1) for step in range(STEPS))
+#: The longest range read from rounds, and from minutes, where those are kept.
+ROUNDS_UP_TO = timedelta(days=2)
+MINUTES_UP_TO = timedelta(days=14)
 
 
 def utilization_curves(session: Session, since: datetime, until: datetime) -> dict[str, UtilizationCurve]:
     """Return the curve of every pool with a known rho in [since, until), by name.
 
-    From single rounds, so as far back as those are kept; `coverage` shows what is missing.
+    From rounds as far back as those are kept, else from means of minutes, else of hours: the curve says
+    which (`width_s`). `coverage` shows what is missing.
     """
-    h = HealthRow
-    shares = cast([*SHARES, 0.1, 0.5, 0.9], ARRAY(Double[float]()))
+    level = _level(session, since, until)
+    read = read_rows(
+        session, HEALTH, since, until, "scope = 'pool'", only={"rho_sum", "rho_n"}, level=level
+    )
+    width_s = scrape_period_s(session) if level is Level.RAW else WIDTH[level].total_seconds()
+    shares = ", ".join(map(str, [*SHARES, 0.1, 0.5, 0.9]))
+    start = "at" if level is Level.RAW else "date_bin(make_interval(secs => :width_s), at, 'epoch')"
     rows = session.execute(
-        select(
-            h.name,
-            func.count(h.rho),
-            func.count(h.rho).filter(h.rho > TARGET_RHO),
-            func.percentile_cont(shares).within_group(h.rho),
-        )
-        .where(h.scope == "pool", h.at >= since, h.at < until, h.rho.is_not(None))
-        .group_by(h.name)
-        .order_by(h.name)
+        text(
+            "SELECT name, sum(n), avg((rho > :target)::int)::float8, "  # noqa: S608 # constants
+            f"percentile_cont(ARRAY[{shares}]) WITHIN GROUP (ORDER BY rho) "
+            f"FROM (SELECT name, {start} AS start, sum(rho_sum) / sum(rho_n) AS rho, sum(rho_n) AS n "
+            f"FROM ({read.source}) AS r GROUP BY name, start HAVING sum(rho_n) > 0) AS each "
+            "GROUP BY name ORDER BY name"
+        ),
+        read.given | {"target": TARGET_RHO, "width_s": width_s},
     ).all()
     expected = max(1.0, (until - since).total_seconds() / scrape_period_s(session))
     curves: dict[str, UtilizationCurve] = {}
@@ -46,9 +55,18 @@ def utilization_curves(session: Session, since: datetime, until: datetime) -> di
             p10,
             p50,
             p90,
-            above / known,
-            known,
-            min(1.0, known / expected),
+            above,
+            int(known),
+            min(1.0, int(known) / expected),
             tuple(zip(SHARES, points, strict=True)),
+            None if level is Level.RAW else width_s,
         )
     return curves
+
+
+def _level(session: Session, since: datetime, until: datetime) -> Level:
+    for level, longest in ((Level.RAW, ROUNDS_UP_TO), (Level.MINUTE, MINUTES_UP_TO)):
+        kept = kept_since(session, HEALTH.table(level))
+        if until - since <= longest and (kept is None or since >= kept):
+            return level
+    return Level.HOUR

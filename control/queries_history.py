@@ -258,6 +258,7 @@ def read_rows(
     tag: str = "",
     only: Container[str] | None = None,
     is_total: bool = False,
+    level: Level | None = None,
     **given: Any,
 ) -> Reading:
     """Return where to read rows of `family` that meet `condition` (on rollups) from.
@@ -265,9 +266,9 @@ def read_rows(
     `raw_condition`: the same said of raw rows, where their columns are called otherwise. `given`:
     parameters of the conditions. `tag` is put behind the names of all parameters, for two in one query.
     `only`: the columns wanted beside the keys. `is_total`: the rows are only added up over the whole
-    range, so the days in it may come as one row each.
+    range, so the days in it may come as one row each. `level` is chosen by the range unless given.
     """
-    level = level_of(session, family, since, until)
+    level = level or level_of(session, family, since, until)
     has_days = is_total and level is Level.HOUR and Level.DAY in family.levels
     spans = _spans(session, Level.DAY if has_days else level, since, until)
     read = Reading(level, "", {f"{name}{tag}": value for name, value in given.items()}, since, until, since)

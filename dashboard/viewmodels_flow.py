@@ -367,6 +367,8 @@ def curve_lines(curves: Mapping[str, UtilizationCurve]) -> list[str]:
             f"{words.percent(curve.above_knee, 0)} of the time above 0.85; "
             f"{words.percent(curve.coverage, 0)} of the range is known"
         )
+        if curve.width_s is not None:
+            text += f", by means of {'an hour' if curve.width_s >= 3600 else 'a minute'}"
         if curve.is_mostly_idle:
             text += f". Below {IDLE_P50:.0%} half of the time: bad latency here is a scheduling problem"
         lines.append(text + ".")

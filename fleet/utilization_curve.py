@@ -28,6 +28,7 @@ class UtilizationCurve:
     known: int  # rounds with a rho
     coverage: float  # known / rounds of the range
     points: tuple[tuple[float, float], ...]
+    width_s: float | None = None  # each value is the mean of this long; None: of one round
 
     @property
     def is_mostly_idle(self) -> bool | None:

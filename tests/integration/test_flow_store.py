@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from control import lease
@@ -23,8 +23,11 @@ from control.flow_store import (
 from control.own_metrics import ControlMetrics
 from control.partitions import make_partitions
 from control.queries_flow import utilization_curves
+from control.rollup import Roller
+from control.rollup_due import mark_rounds, raise_horizon
 from control.round_writer import Recorded, RoundWriter
 from control.tables import FlowMinuteRow, HealthRow, PolicyRevisionRow, RoundRow, SampleRow
+from fleet.clock import ManualClock
 from fleet.policy import default_policy
 from fleet.slo_windows import GoodCount
 from tests.pages.flow_rows import MINUTES, add_flow
@@ -150,6 +153,32 @@ def test_the_utilization_curve_is_of_known_rounds_only(session: Session):
     assert curve.known == 90
     assert curve.coverage == pytest.approx(0.9)
     assert curve.is_mostly_idle is True
+
+
+def test_a_utilization_curve_of_days_without_rounds_is_of_means(session: Session):
+    """Two hours at 0.2 and two at 1.0: half of the time above 0.85, whichever rows are left."""
+    start = LAST.replace(minute=0, second=0, microsecond=0)
+    make_partitions(session, start)
+    session.add(
+        RoundRow(at=start, period_s=60.0, duration_s=0.1, lag_s=0.0, nodes_total=1, nodes_sampled=1)
+    )
+    for minute in range(240):
+        at = start + timedelta(minutes=minute)
+        session.add(HealthRow(at=at, scope="pool", name="p", rho=0.2 if minute < 120 else 1.0))
+    mark_rounds(session, [start + timedelta(minutes=minute) for minute in range(240)], 60.0)
+    session.commit()
+    later = start + timedelta(days=2)
+    Roller(session.get_bind(), ManualClock(later)).run(later)  # type: ignore[arg-type]
+    end = start + timedelta(hours=4)
+    for table, width_s in (("health", None), ("health_minute", 60.0), (None, 3600.0)):
+        curve = utilization_curves(session, start, end)["p"]
+        assert curve.width_s == width_s
+        assert (curve.p10, curve.p90) == pytest.approx((0.2, 1.0))
+        assert curve.above_knee == pytest.approx(0.5)
+        assert (curve.known, curve.coverage) == (240, pytest.approx(1.0))
+        if table is not None:  # what retention does
+            session.execute(text(f"DELETE FROM {table}"))
+            raise_horizon(session, table, end)
 
 
 def test_flow_is_written_with_its_round_also_when_that_waited(database: FreshDatabase, session: Session):
