@@ -28,6 +28,7 @@ from control import (
     api_alerts,
     api_exports,
     api_finance,
+    api_flow,
     api_nodes,
     commands_policy,
     month_close,
@@ -104,7 +105,13 @@ def build_app(deps: ApiDeps) -> Starlette:
         route("/api/v1/months", _months, Scope.SPEND_READ),
         *(
             route(call.path, _called(call), call.scope, call.method)
-            for call in (*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS, *api_exports.CALLS)
+            for call in (
+                *api_alerts.CALLS,
+                *api_nodes.CALLS,
+                *api_flow.CALLS,
+                *api_finance.CALLS,
+                *api_exports.CALLS,
+            )
         ),
     ]
     app = Starlette(

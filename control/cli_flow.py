@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from control.cli_session import transaction
+from control.flow_report import as_dict, state_age_s
 from control.flow_store import FlowNow, flow_now
 from control.freshness import stale_after_s
 from control.queries_fleet import scrape_period_s
@@ -38,25 +39,8 @@ def flow(as_json: bool) -> None:
 
 def exit_code(states: Sequence[FlowNow], now: datetime, stale_s: float) -> int:
     """Return 1 if a fresh state has left equilibrium, 2 if none is known, else 0."""
-    known = [s.is_left for s in states if _age_s(s, now) <= stale_s and s.is_left is not None]
+    known = [s.is_left for s in states if state_age_s(s, now) <= stale_s and s.is_left is not None]
     return UNKNOWN if not known else LEFT if any(known) else BALANCED
-
-
-def as_dict(state: FlowNow, now: datetime, stale_s: float) -> dict[str, object]:
-    """Return one state as JSON; `is_stale` says that it is not the present."""
-    age_s = _age_s(state, now)
-    return {
-        "scope": state.scope,
-        "name": state.name,
-        "at": state.at.isoformat(),
-        "age_s": round(age_s, 1),
-        "is_stale": age_s > stale_s,
-        "balance": state.balance,
-        "is_left": state.is_left,
-        "p99_doubling_min": state.p99_doubling_min,
-        "minutes": state.minutes,
-        "detail": dict(state.detail),
-    }
 
 
 def as_text(states: Sequence[FlowNow], now: datetime, stale_s: float) -> str:
@@ -66,14 +50,10 @@ def as_text(states: Sequence[FlowNow], now: datetime, stale_s: float) -> str:
     lines: list[str] = []
     for state in states:
         who = "fleet" if state.scope == "fleet" else f"{state.scope} {state.name}"
-        age_s = _age_s(state, now)
+        age_s = state_age_s(state, now)
         balance = state.balance or "unknown"
         old = f" (last known, {age_s:.0f} s old)" if age_s > stale_s else ""
         lines.append(f"{who:<28}{balance}{old}, from {state.minutes} minutes")
         signals: list[dict[str, Any]] = state.detail.get("signals") or []
         lines += [f"    {s['name']}: {s['evidence']}" for s in signals if s["is_raised"]]
     return "\n".join(lines)
-
-
-def _age_s(state: FlowNow, now: datetime) -> float:
-    return (now - state.at).total_seconds()

@@ -11,6 +11,8 @@ import sys
 import click
 
 from control.cli_session import transaction
+from control.controller_page import Waiting, waiting_rounds
+from control.settings import load_settings
 from control.status_report import HEALTHY_MEANS, StatusReport, status_report
 from fleet.clock import SystemClock
 from fleet.errors import FleetError
@@ -28,14 +30,36 @@ def status(as_json: bool) -> None:
         with transaction() as session:
             report = status_report(session, SystemClock().now())
     except FleetError as problem:
+        held = _held()
         if as_json:
-            click.echo(json.dumps({"healthy": None, **problem.as_dict()}))
+            click.echo(
+                json.dumps({"healthy": None, **problem.as_dict(), "controller": held and held.as_dict()})
+            )
         click.echo(f"error: {problem.message}", err=True)
         if problem.hint:
             click.echo(f"hint:  {problem.hint}", err=True)
+        said = (
+            "none answers on this machine: whether rounds are kept is not known"
+            if held is None
+            else str(held)
+        )
+        click.echo(f"controller: {said}", err=True)
         sys.exit(UNREACHABLE)
-    click.echo(json.dumps(report.as_dict(), indent=2) if as_json else as_text(report))
+    held = _held()
+    if as_json:
+        click.echo(json.dumps(report.as_dict() | {"controller": held and held.as_dict()}, indent=2))
+    else:
+        click.echo(as_text(report) + (f"\nwaiting   {held}" if held is not None and held.rounds else ""))
     sys.exit(0 if report.is_healthy else 1)
+
+
+def _held() -> Waiting | None:
+    """Return the rounds a controller on this machine holds back, None where none answers."""
+    try:
+        settings = load_settings()
+    except FleetError:
+        return None
+    return waiting_rounds(settings.control_host, settings.control_port)
 
 
 def as_text(report: StatusReport) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from control import api_alerts, api_exports, api_finance, api_nodes
+from control import api_alerts, api_exports, api_finance, api_flow, api_nodes
 from control.api_calls import described
 from control.tokens import Scope
 from fleet.policy import Policy
@@ -173,7 +173,14 @@ def document() -> dict[str, Any]:
                 )
             },
             **described(
-                (*api_alerts.CALLS, *api_nodes.CALLS, *api_finance.CALLS, *api_exports.CALLS), _operation
+                (
+                    *api_alerts.CALLS,
+                    *api_nodes.CALLS,
+                    *api_flow.CALLS,
+                    *api_finance.CALLS,
+                    *api_exports.CALLS,
+                ),
+                _operation,
             ),
         },
         "components": {
