@@ -105,6 +105,10 @@ class Gate:
         self._backlog.apply(policy)
         self._touch(now_s)
 
+    def tokens_of(self, request: Request, tier: Tier) -> int:
+        """Return what a request would book in a tier: its prompt and its reserved output."""
+        return request.prompt_tokens + self._tickets.output_tokens(request, tier)
+
     def observe(self, states: Iterable[NodeState], now_s: float) -> None:
         """Take in what nodes said. Nodes that are not in the assignment are ignored."""
         self._placement.observe(states)

@@ -88,6 +88,8 @@ class TenantPolicy(_Part):
     """Spend per calendar month; None means no budget."""
     over_budget: OverBudget = OverBudget.WARN
     """What happens when the budget is spent."""
+    quota_mode: Literal["leases", "exact"] = "leases"
+    """How gateways share the quota: lent between them, or counted in one store at each request."""
 
     @model_validator(mode="after")
     def _tier_is_allowed(self) -> Self:
