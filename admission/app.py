@@ -17,6 +17,7 @@ import orjson
 from admission.admin import Admin
 from admission.answers import Answer, Receive, Send, error_body, invalid_answer, send_answer
 from admission.calls import ENDPOINTS
+from admission.gate_gauges import gate_families
 from admission.identity import caller_of
 from admission.metrics import CONTENT_TYPE, Family
 from admission.nodes import NodeBook
@@ -126,11 +127,8 @@ class App:
         yield Family(prefix + "queued_requests", "Requests waiting at the gate.", flow, held.queued)
         yield Family(prefix + "in_flight_requests", "Requests at engines.", flow, held.running)
         yield Family(prefix + "in_flight_tokens", "Tokens booked at engines.", flow, held.tokens)
-        waits = {
-            (tier.value,): queue.oldest_wait_s
-            for tier, queue in state.gate.snapshot(state.clock.monotonic_s()).queues.items()
-        }
-        yield Family(prefix + "oldest_wait_seconds", "Longest wait of who waits now.", ("tier",), waits)
+        limiters = None if state.assignment is None else state.assignment.policy.limiters
+        yield from gate_families(state.gate.snapshot(state.clock.monotonic_s()), limiters)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
         generation = state.assignment.generation if state.assignment else 0
         single: tuple[tuple[str, str, float, str], ...] = (

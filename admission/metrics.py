@@ -68,6 +68,10 @@ class GatewayMetrics:
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self.queue_wait: defaultdict[Flow, _Timing] = defaultdict(_Timing)
         self.ttft: defaultdict[Flow, _Timing] = defaultdict(_Timing)
+        self.predicted: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self.actual: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self.missed: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self.outgrown: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.held = Held()
         self.auth_failures = 0
         self.invalid_requests = 0
@@ -81,6 +85,17 @@ class GatewayMetrics:
         """Book what a request used."""
         self.tokens[(*flow, "prompt")] += prompt_tokens
         self.tokens[(*flow, "output")] += output_tokens
+
+    def count_prediction(
+        self, model: str, endpoint: str, predicted: tuple[int, int], actual: tuple[int, int]
+    ) -> None:
+        """Book what a completed request was taken to need, prompt and output, and what it used."""
+        for kind, expected, used in zip(("prompt", "output"), predicted, actual, strict=True):
+            key = (model, endpoint, kind)
+            self.predicted[key] += expected
+            self.actual[key] += used
+            self.missed[key] += abs(expected - used)
+        self.outgrown[model, endpoint] += actual[1] > predicted[1]
 
     def page(self, gauges: Iterable[Family]) -> bytes:
         """Return the page: our counters, then `gauges`, then the histograms."""
@@ -101,6 +116,7 @@ class GatewayMetrics:
 
     def _counters(self) -> list[Family]:
         flow, prefix = ("tenant", "tier"), "rhodeck_gateway_"
+        predicted = ("model", "endpoint", "kind")
         return [
             Family(prefix + "offered_total", "Requests offered to the gate, refused ones included.",
                    flow, self.offered, "counter"),
@@ -114,6 +130,14 @@ class GatewayMetrics:
                    (*flow, "limiter"), self.would_refuse, "counter"),
             Family(prefix + "tokens_total", "Tokens used, as counted by the engines.",
                    (*flow, "kind"), self.tokens, "counter"),
+            Family(prefix + "predicted_tokens_total", "Tokens booked for completed requests.",
+                   predicted, self.predicted, "counter"),
+            Family(prefix + "actual_tokens_total", "Tokens those requests used.",
+                   predicted, self.actual, "counter"),
+            Family(prefix + "prediction_error_tokens_total", "Sum of their absolute differences.",
+                   predicted, self.missed, "counter"),
+            Family(prefix + "outgrown_total", "Completed requests whose output was more than was booked.",
+                   predicted[:2], self.outgrown, "counter"),
             Family(prefix + "auth_failures_total", "Requests without a valid API key.",
                    (), {(): self.auth_failures}, "counter"),
             Family(prefix + "invalid_requests_total", "Requests whose body or headers cannot be used.",

@@ -278,6 +278,7 @@ def node_state(name: str, engines: Iterable[EngineReading], seen_at_s: float) ->
         kv_used_ratio=ratio,
         running=_total(engine.running for engine in listed),
         waiting=_total(engine.waiting for engine in listed),
+        preemptions=_total(engine.preemptions for engine in listed),
     )
 
 

@@ -171,6 +171,14 @@ class Passage:
         lease = self._take_lease()
         prompt, output = self._used(lease, used_nothing)
         self._note_ending(outcome, prompt, output)
+        if lease is not None and lease.ticket is not None and outcome is Outcome.COMPLETED and self.usage:
+            booked = lease.ticket  # the lease grows with the answer, the ticket does not
+            ledger.metrics.count_prediction(
+                self.call.model,
+                self.call.endpoint,
+                (booked.prompt_tokens, booked.output_tokens),
+                (prompt, output),
+            )
         if lease is not None:
             taught = Outcome.UPSTREAM_ERROR if used_nothing else outcome  # a refusal is no short answer
             ledger.room.release(lease, prompt_tokens=prompt, output_tokens=output, outcome=taught)

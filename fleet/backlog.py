@@ -93,6 +93,7 @@ class Backlog:
 
     def start(self, ticket: Ticket, book: NodeBudget, *, in_turn: bool, now_s: float) -> None:
         """Take a waiting request out: it starts on `book`'s node."""
+        self.queue.count_served(ticket)
         self.leave(ticket, now_s)
         self._meters[ticket.request.model].add(ticket.tokens)
         self._count_start(ticket, book, in_turn=in_turn, tenant_in_turn=in_turn)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleet.messages import NodeTarget
-from fleet.offers import NodeState, NodeUse
+from fleet.offers import Holding, NodeState, NodeUse
+from fleet.overbooking import Expected, Overbooking
 
 #: A node not heard of for longer takes no new work.
 STALE_AFTER_S = 5.0
@@ -25,6 +26,7 @@ class Shares:
 
     kv_target_ratio: float
     kv_share_ratio: float
+    overbooking: Overbooking | None = None
 
 
 class Pool:
@@ -77,6 +79,7 @@ class NodeBudget:
         "_waiting_before",
         "budget_tokens",
         "closed_because",
+        "expected",
         "held_by_class",
         "limit_requests",
         "limit_tokens",
@@ -107,6 +110,7 @@ class NodeBudget:
         self._own_requests_seen = 0
         self.requests = 0
         self.tokens = 0
+        self.expected = Expected()
         self.held_by_class: dict[str, int] = {}
         self.others_requests = 0
         self.budget_tokens: int | None = None
@@ -131,7 +135,9 @@ class NodeBudget:
         self._waiting_before = self.state.waiting if self.state is not None else state.waiting
         self.state = state
         self.seen_at_s = state.seen_at_s
-        self._own_tokens_seen = self.tokens
+        self.expected.observe(state)
+        rule = self.shares.overbooking
+        self._own_tokens_seen = self.tokens if rule is None else self.expected.in_use(self.tokens, rule)
         self._own_requests_seen = self.requests
         self._refresh()
 
@@ -155,6 +161,9 @@ class NodeBudget:
         others_tokens = max(0, measured - self._own_tokens_seen)
         live_limit = int(capacity * self.shares.kv_target_ratio) - others_tokens
         self.limit_tokens = min(self.budget_tokens or 0, live_limit)
+        rule = self.shares.overbooking
+        if rule is not None and (state.kv_used_ratio or 0.0) > rule.guard_ratio:
+            self.limit_tokens = -1  # open, and full
         self._refresh_requests(state)
         self._count_room()
 
@@ -199,7 +208,10 @@ class NodeBudget:
     def _count_room(self) -> None:
         requests = self.requests
         self.load = (self.others_requests + requests) * self.per_token
-        room = self.limit_tokens - self.tokens
+        rule = self.shares.overbooking
+        room = self.limit_tokens - (
+            self.tokens if rule is None else self.expected.in_use(self.tokens, rule)
+        )
         self.room = room = room if room >= 0 and requests < self.limit_requests else -1
         for pool in self.pools:
             if room > pool.most_room:
@@ -213,10 +225,11 @@ class NodeBudget:
         """Return the largest request this node could ever hold for us, in tokens; 0 if not known."""
         return int((self.budget_tokens or 0) * class_ratio)
 
-    def book(self, tokens: int, size_class: str | None) -> None:
-        """Hold tokens for one more request."""
+    def book(self, tokens: int, size_class: str | None, held: Holding | None = None) -> None:
+        """Hold tokens for one more request; `held`: what it holds of them on average. None: all."""
         self.requests += 1
         self.tokens += tokens
+        self.expected.add(tokens, held)
         self._count_room()
         if size_class is not None:
             self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
@@ -224,14 +237,16 @@ class NodeBudget:
     def grow(self, tokens: int, size_class: str | None) -> None:
         """Hold more tokens for a request already held: it answers longer than reserved."""
         self.tokens += tokens
+        self.expected.add(tokens, None)
         self._count_room()
         if size_class is not None:
             self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
 
-    def free(self, tokens: int, size_class: str | None) -> None:
+    def free(self, tokens: int, size_class: str | None, held: Holding | None = None) -> None:
         """Return one request's tokens, exactly as booked."""
         self.requests -= 1
         self.tokens -= tokens
+        self.expected.remove(tokens, held)
         self._count_room()
         if size_class is not None:
             self.held_by_class[size_class] -= tokens
@@ -241,4 +256,15 @@ class NodeBudget:
         closed_because = self.closed_because
         if closed_because is None and not self.is_open(now_s):
             closed_because = f"not seen for {now_s - self.seen_at_s:.1f} s"
-        return NodeUse(self.requests, self.tokens, self.budget_tokens, closed_because)
+        state, measured = self.state, None
+        if state is not None and state.kv_capacity_tokens is not None and state.kv_used_ratio is not None:
+            measured = int(state.kv_used_ratio * state.kv_capacity_tokens)
+        return NodeUse(
+            self.requests,
+            self.tokens,
+            self.budget_tokens,
+            closed_because,
+            self.expected.tokens,
+            measured,
+            self.shares.overbooking is not None and self.expected.is_used,
+        )

@@ -17,11 +17,13 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
+from fleet.fairflows import FairTags, Lane
+from fleet.fairness import jain_index
 from fleet.offers import Ticket, TierQueue
 from fleet.outcomes import TIERS, Tier
 
-#: How many tokens a flow that ran while others were blocked may owe them at least.
-_LARGEST_DEBT_TOKENS = 65_536
+#: A tenant's share says something after so long a backlog.
+_LONG_ENOUGH_S = 5.0
 
 #: (model, size class): the requests that compete for the same room.
 LaneKey = tuple[str, str | None]
@@ -32,126 +34,13 @@ def lane_of(ticket: Ticket) -> LaneKey:
     return ticket.request.model, ticket.size_class
 
 
-class FairTags:
-    """Virtual time of one level, and where each key's next start lies on it."""
-
-    __slots__ = ("_finish", "_largest_tokens", "_virtual")
-
-    def __init__(self) -> None:
-        self._virtual = 0.0
-        self._finish: dict[str, float] = {}
-        self._largest_tokens = 0
-
-    def start(self, key: str) -> float:
-        """Return the start tag of `key`'s next request. Smallest goes first; idle time is no credit."""
-        finish = self._finish.get(key, 0.0)
-        return finish if finish > self._virtual else self._virtual
-
-    def charge(self, key: str, tokens: int, weight: int, *, in_turn: bool) -> None:
-        """Count a start. Virtual time moves only with starts in turn, so that the blocked keep theirs."""
-        virtual = self._virtual
-        start = self._finish.get(key, 0.0)
-        if start < virtual:
-            start = virtual
-        if in_turn:
-            self._virtual = virtual = start
-        if tokens > self._largest_tokens:
-            self._largest_tokens = tokens
-        most_owed = 4 * self._largest_tokens
-        if most_owed < _LARGEST_DEBT_TOKENS:
-            most_owed = _LARGEST_DEBT_TOKENS
-        finish = start + tokens / weight
-        latest = virtual + most_owed / weight
-        self._finish[key] = finish if finish < latest else latest
-
-
-class _Flow:
-    """The queue of one tenant in one lane of one tier."""
-
-    __slots__ = ("account", "heap", "requests", "tokens", "tokens_by_bits", "weight")
-
-    def __init__(self, account: str, weight: int) -> None:
-        self.account = account
-        self.weight = weight
-        self.heap: list[tuple[float, int, Ticket]] = []
-        self.requests = 0
-        self.tokens = 0
-        self.tokens_by_bits: dict[int, int] = {}
-
-    def count(self, ticket: Ticket, sign: int) -> None:
-        """Count a ticket in (+1) or out (-1)."""
-        tokens = ticket.tokens
-        bits = tokens.bit_length()
-        more = tokens if sign > 0 else -tokens
-        self.requests += sign
-        self.tokens += more
-        self.tokens_by_bits[bits] = self.tokens_by_bits.get(bits, 0) + more
-
-    def head(self) -> Ticket | None:
-        """Return the next request, dropping those that left; None when empty."""
-        heap = self.heap
-        while heap:
-            ticket = heap[0][2]
-            if ticket.is_waiting:
-                return ticket
-            heapq.heappop(heap)
-        return None
-
-    def compact(self) -> None:
-        """Bound the memory of requests that left from the middle."""
-        if len(self.heap) > 2 * self.requests + 32:
-            self.heap = [entry for entry in self.heap if entry[2].is_waiting]
-            heapq.heapify(self.heap)
-
-
-class _Lane:
-    """One tier's flows for one model and size class, by start tag."""
-
-    __slots__ = ("_turn", "active_weight", "flows", "heap")
-
-    def __init__(self) -> None:
-        self.flows: dict[str, _Flow] = {}
-        self.heap: list[tuple[float, int, _Flow]] = []
-        self.active_weight = 0
-        self._turn = 0
-
-    def flow(self, account: str, weight: int, tags: FairTags) -> _Flow:
-        """Return the tenant's flow, joining the round if it was idle."""
-        flow = self.flows.get(account)
-        if flow is None:
-            flow = self.flows[account] = _Flow(account, weight)
-            self.active_weight += weight
-            self._turn += 1
-            heapq.heappush(self.heap, (tags.start(account), self._turn, flow))
-        return flow
-
-    def head(self, tags: FairTags) -> tuple[float, Ticket] | None:
-        """Return (start tag, request) of the flow that is next; None when the lane is empty."""
-        heap = self.heap
-        while heap:
-            tag, _, flow = heap[0]
-            ticket = flow.head()
-            if ticket is None:
-                heapq.heappop(heap)
-                del self.flows[flow.account]
-                self.active_weight -= flow.weight
-                continue
-            start = tags.start(flow.account)
-            if start > tag:
-                self._turn += 1
-                heapq.heapreplace(heap, (start, self._turn, flow))
-                continue
-            return tag, ticket
-        return None
-
-
 class _TierState:
     """One tier's lanes and totals."""
 
     __slots__ = ("by_age", "lanes", "requests", "tags", "tokens")
 
     def __init__(self) -> None:
-        self.lanes: dict[LaneKey, _Lane] = {}
+        self.lanes: dict[LaneKey, Lane] = {}
         self.tags = FairTags()
         self.by_age: deque[Ticket] = deque()
         self.requests = 0
@@ -170,6 +59,7 @@ class FairQueue:
         self._waiting_by_model: dict[tuple[str, Tier], tuple[int, int]] = {}
         self._requests_by_bits = [0] * 64
         self._bits_waiting = 0  # bit b is set while a request whose size has b bits waits
+        self._parked: set[Ticket] = set()
         self.requests = 0
         self.tokens = 0
 
@@ -183,10 +73,9 @@ class FairQueue:
         lane_key = lane_of(ticket)
         lane = state.lanes.get(lane_key)
         if lane is None:
-            lane = state.lanes[lane_key] = _Lane()
+            lane = state.lanes[lane_key] = Lane()
         flow = lane.flow(ticket.account, ticket.weight, state.tags)
-        heapq.heappush(flow.heap, (ticket.key, ticket.ticket_id, ticket))
-        flow.count(ticket, 1)
+        flow.push(ticket)
         state.by_age.append(ticket)
         heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.ticket_id, ticket))
         self._count(ticket, 1)
@@ -195,7 +84,9 @@ class FairQueue:
         """Take a waiting request out, wherever it stands."""
         ticket.is_waiting = False
         state = self._tiers[ticket.tier]
-        if not ticket.is_parked:
+        if ticket.is_parked:
+            self._parked.discard(ticket)
+        else:
             flow = state.lanes[lane_of(ticket)].flows[ticket.account]
             flow.count(ticket, -1)
             flow.compact()
@@ -206,6 +97,30 @@ class FairQueue:
             self._deadlines = [entry for entry in self._deadlines if entry[2].is_waiting]
             heapq.heapify(self._deadlines)
 
+    def count_served(self, ticket: Ticket) -> None:
+        """Count a start for its tenant's share while it is backlogged. Call before it leaves."""
+        lane = self._tiers[ticket.tier].lanes.get(lane_of(ticket))
+        flow = None if lane is None else lane.flows.get(ticket.account)
+        if flow is not None:
+            flow.served_tokens += ticket.tokens
+
+    def jain(self, tier: Tier, now_s: float) -> float | None:
+        """Return Jain's index (0..1) of what backlogged tenants of a tier got by weight and second.
+
+        Over those backlogged for `_LONG_ENOUGH_S`, each since it is; None: fewer than two, or none served.
+        """
+        rates: dict[str, float] = {}
+        for lane in self._tiers[tier].lanes.values():
+            for flow in lane.flows.values():
+                backlogged_s = now_s - flow.since_s
+                if flow.requests and backlogged_s >= _LONG_ENOUGH_S:
+                    rate = flow.served_tokens / flow.weight / backlogged_s
+                    rates[flow.account] = rates.get(flow.account, 0.0) + rate
+        for ticket in self._parked:
+            if ticket.tier is tier and now_s - ticket.arrived_at_s >= _LONG_ENOUGH_S:
+                rates.setdefault(ticket.account, 0.0)  # it has got nothing since that one waits
+        return jain_index(list(rates.values())) if len(rates) >= 2 else None
+
     def park(self, ticket: Ticket) -> None:
         """Set the head of a lane aside, so that the lane's other tenants have their turn.
 
@@ -215,12 +130,13 @@ class FairQueue:
         heapq.heappop(flow.heap)
         flow.count(ticket, -1)
         ticket.is_parked = True
+        self._parked.add(ticket)
         self.charge_tenant(ticket, in_turn=False)
 
     def _count(self, ticket: Ticket, sign: int) -> None:
         tier, more = ticket.tier, ticket.tokens
         state = self._tiers[tier]
-        self._count_size(more.bit_length(), sign)
+        self._count_size(ticket.room_tokens.bit_length(), sign)
         if sign < 0:
             more = -more
         self.requests += sign

@@ -32,6 +32,7 @@ from fleet.offers import (
     Event,
     Evicted,
     GateSnapshot,
+    Holding,
     Lease,
     Limit,
     NodeState,
@@ -261,7 +262,7 @@ class Gate:
 
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
         lease = lease_of(ticket, book.name, now_s)
-        book.book(ticket.tokens, ticket.size_class)
+        book.book(ticket.tokens, ticket.size_class, ticket.held)
         lease.rule, lease.candidates = self._placement.rule, self._placement.candidates
         lease.room_tokens = book.room
         self._leases[lease.lease_id] = lease
@@ -314,6 +315,8 @@ class Gate:
         if not lease.is_open or more <= 0:
             return
         lease.output_tokens = output_tokens
+        if lease.held is not None:
+            lease.held = Holding(lease.held.tokens + more, lease.held.variance)
         self._placement.book(lease.node).grow(more, lease.size_class)
         self.accounts.by_name(lease.account).grow(more, is_ghost=lease.is_ghost)
         self._tally.grow(lease, more)
@@ -338,7 +341,7 @@ class Gate:
         lease.is_open = False
         del self._leases[lease.lease_id]
         book = self._placement.book(lease.node)
-        book.free(lease.tokens, lease.size_class)
+        book.free(lease.tokens, lease.size_class, lease.held)
         self._placement.forget_if_empty(book)
         used_prompt = lease.prompt_tokens if prompt_tokens is None else prompt_tokens
         used_output = lease.output_tokens if output_tokens is None else output_tokens
@@ -374,4 +377,9 @@ class Gate:
             tenants={account.name: account.use(now_s) for account in self.accounts},
             nodes={book.name: book.use(now_s) for book in self._placement},
             oldest_lease_age_s=0.0 if oldest is None else now_s - oldest.opened_at_s,
+            most_passed_ratio_by_tier=dict(self._tally.most_passed_ratio),
+            jain_by_tier={tier: self._backlog.queue.jain(tier, now_s) for tier in TIERS},
+            queue_timeout_s_by_tier={
+                tier: one.queue_timeout_s for tier, one in self._tickets.tiers.items()
+            },
         )

@@ -23,13 +23,14 @@ class LengthSketch:
     Source: Masson, Rim, Lee, "DDSketch" (VLDB 2019), section 2, with upper bucket edges.
     """
 
-    __slots__ = ("_answers", "_counts", "_since_refresh", "_total", "seen")
+    __slots__ = ("_answers", "_counts", "_powers", "_since_refresh", "_total", "seen")
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._total = 0
         self._since_refresh = 0
         self._answers: dict[float, int] = {}
+        self._powers = (0.0, 0.0, 0.0)  # sums of O, O^2, O^3
         self.seen = 0
 
     def add(self, output_tokens: int) -> None:
@@ -37,11 +38,16 @@ class LengthSketch:
         bucket = -1 if output_tokens < 1 else math.ceil(math.log(output_tokens) / _LOG_STEP - 1e-9)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self._total += 1
+        first, second, third = self._powers
+        square = output_tokens * output_tokens
+        self._powers = (first + output_tokens, second + square, third + square * output_tokens)
         self.seen += 1
         self._since_refresh += 1
         if self._total >= _FADE_AT:
             self._counts = {b: n // 2 for b, n in self._counts.items() if n > 1}
             self._total = sum(self._counts.values())
+            first, second, third = self._powers
+            self._powers = (first / 2, second / 2, third / 2)
         if self._since_refresh >= _REFRESH_EVERY or self.seen <= ENOUGH:
             self._since_refresh = 0
             self._answers.clear()
@@ -57,6 +63,19 @@ class LengthSketch:
         if answer is None:
             answer = self._answers[quantile] = self._compute(quantile)
         return answer
+
+    def residency(self) -> tuple[float, float] | None:
+        """Return mean and variance of what an answer under way holds, in tokens and tokens squared.
+
+        Seen at a random moment, and so longer answers more often: E[O^2]/(2 E[O]) and E[O^3]/(3 E[O]) less
+        the mean squared. None before `ENOUGH` answers, or where none has output.
+        Source: renewal theory, e.g. Kleinrock, Queueing Systems vol. 1 (1975), 5.2 (residual life).
+        """
+        first, second, third = self._powers
+        if self.seen < ENOUGH or first <= 0:
+            return None
+        mean = second / (2 * first)
+        return mean, max(0.0, third / (3 * first) - mean * mean)
 
     def _compute(self, quantile: float) -> int:
         rank = math.ceil(quantile * self._total)
@@ -84,6 +103,11 @@ class OutputLengths:
         if sketch is None:
             sketch = self._sketches[key] = LengthSketch()
         sketch.add(output_tokens)
+
+    def residency(self, model: str, endpoint: str) -> tuple[float, float] | None:
+        """Return mean and variance of what one answer under way holds; None before `ENOUGH`."""
+        sketch = self._sketches.get((model, endpoint))
+        return None if sketch is None else sketch.residency()
 
     def quantile(self, model: str, endpoint: str, quantile: float) -> int | None:
         """Return the history's quantile in tokens; None before `ENOUGH` completions."""

@@ -41,6 +41,15 @@ class NodeState:
     kv_used_ratio: float | None = None  # 0..1
     running: int | None = None
     waiting: int | None = None
+    preemptions: int | None = None  # since the engine started
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a request holds at a random moment of its time in an engine."""
+
+    tokens: int  # mean, rounded up
+    variance: float  # tokens squared
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +75,7 @@ class Lease:
     rule: str = ""  # by which the node was chosen
     candidates: int = 0  # nodes that had room
     room_tokens: int = 0  # left on the node after it
+    held: Holding | None = None  # booked on the node when not all that is reserved (overbooking)
 
     @property
     def tokens(self) -> int:
@@ -99,6 +109,8 @@ class Ticket:
     ahead_requests: int | None = None  # in its tier's queue when it joined; None: it did not
     ahead_tokens: int = 0
     expected_wait_s: float | None = None  # at that moment; None: drain rate not known
+    held: Holding | None = None  # what it holds on average, under overbooking
+    room_tokens: int = 0  # the room it needs on a node: `tokens`, or what it holds on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +205,9 @@ class NodeUse:
     tokens: int
     budget_tokens: int | None  # None: capacity is not known
     closed_because: str | None  # None: open
+    expected_tokens: int = 0  # held on average by what runs; under overbooking less than `tokens`
+    measured_tokens: int | None = None  # KV tokens in use, all gateways' and others'; None: not known
+    is_overbooked: bool = False  # room is measured by `expected_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +224,6 @@ class GateSnapshot:
     tenants: Mapping[str, TenantUse]
     nodes: Mapping[str, NodeUse]
     oldest_lease_age_s: float  # 0 when none is open
+    most_passed_ratio_by_tier: Mapping[Tier, float]  # of a started request's own tokens; at most 1
+    jain_by_tier: Mapping[Tier, float | None]  # of backlogged tenants; None: fewer than two
+    queue_timeout_s_by_tier: Mapping[Tier, float]  # nothing waits longer; empty before an assignment

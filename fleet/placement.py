@@ -16,7 +16,8 @@ from fleet.budget import STALE_AFTER_S, NodeBudget, Pool, Shares
 from fleet.messages import Assignment, NodeTarget
 from fleet.offers import NodeState, Ticket
 from fleet.outcomes import TIERS, Tier
-from fleet.policy import Routing, SizeClass
+from fleet.overbooking import Overbooking, deviations
+from fleet.policy import Admission, Routing, SizeClass
 
 #: A prefix's home is passed over when it holds more than this times the mean load of the candidates.
 HOME_LOAD_CAP = 1.25
@@ -99,7 +100,9 @@ class Placement:
             self._books[name] = NodeBudget(name, hash_of(name))
         self._pools = self._made_pools(assignment)
         pools = set(self._pools.values())
-        shares = Shares(policy.admission.kv_target_ratio, assignment.kv_share_ratio)
+        shares = Shares(
+            policy.admission.kv_target_ratio, assignment.kv_share_ratio, _overbooking(policy.admission)
+        )
         for name, book in list(self._books.items()):
             book.pools = [pool for pool in pools if book in pool]
             book.assign(targets.get(name), shares)
@@ -158,7 +161,7 @@ class Placement:
     def may_have_room(self, ticket: Ticket) -> bool:
         """Say whether looking for a node is worth it: False is sure, True is not. O(1)."""
         pool = self._pools.get((ticket.request.model, ticket.tier))
-        return pool is not None and ticket.tokens <= pool.most_room
+        return pool is not None and ticket.room_tokens <= pool.most_room
 
     def most_room(self, ticket: Ticket) -> int:
         """Return at least the tokens that fit on its roomiest node; -1: none takes a request."""
@@ -190,14 +193,14 @@ class Placement:
         if pool is None:
             return None
         if not (keep_free or request.avoid or request.prefix_key or ticket.size_class):
-            return self._choose_freely(pool, ticket.tokens, now_s - STALE_AFTER_S)
+            return self._choose_freely(pool, ticket.room_tokens, now_s - STALE_AFTER_S)
         has_room = False
         for avoid in (request.avoid, ()) if request.avoid else ((),):
             for group in pool.groups:
                 books = [
                     book
                     for book in group
-                    if book.room >= ticket.tokens and now_s - book.seen_at_s <= STALE_AFTER_S
+                    if book.room >= ticket.room_tokens and now_s - book.seen_at_s <= STALE_AFTER_S
                 ]
                 has_room = has_room or bool(books)
                 if books and (keep_free or avoid or ticket.size_class is not None):
@@ -330,6 +333,12 @@ class Placement:
         """Say whether it could ever run on `book`'s node."""
         pool = self._pools.get((ticket.request.model, ticket.tier))
         return pool in book.pools and ticket.tokens <= book.largest(self._ratio(ticket))
+
+
+def _overbooking(admission: Admission) -> Overbooking | None:
+    if admission.reservation == "quantile":
+        return None
+    return Overbooking(deviations(admission.overflow_probability), admission.overbook_guard_ratio)
 
 
 def _rank(ranked: tuple[int, str]) -> int:

@@ -117,6 +117,12 @@ class Admission(_Part):
     """Part of a node's KV cache that may be reserved."""
     output_reservation_quantile: Annotated[Real, Field(ge=0.5, le=0.999)] = 0.95
     """Quantile of the endpoint's own output history that is reserved."""
+    reservation: Literal["quantile", "overbook"] = "quantile"
+    """What a node's room is measured by: all that is reserved, or what running requests hold on average."""
+    overflow_probability: Annotated[Real, Field(ge=1e-6, le=0.1)] = 0.001
+    """Under `overbook`: how likely what is held may exceed a node's budget at a random moment."""
+    overbook_guard_ratio: Annotated[Real, Field(ge=0.5, le=1)] = 0.92
+    """Under `overbook`: a node whose KV cache is fuller than this takes nothing new."""
     order: Literal["sjf_aging", "fifo"] = "sjf_aging"
     """Order inside one tenant's flow."""
     aging_rate: Annotated[Real, Field(ge=0, le=1e6)] = 200.0

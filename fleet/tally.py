@@ -1,6 +1,7 @@
 """Running sums of what the gate holds and has done, by tier.
 
-Tokens are counts, times seconds. Prevents: status and metrics walking over every lease.
+Tokens are counts, times seconds, ratios tokens to tokens. Prevents: status and metrics walking over every
+lease.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from fleet.outcomes import TIERS
 class Tally:
     """In-flight and dispatched tokens and the longest wait, by tier."""
 
-    __slots__ = ("dispatched_tokens", "in_flight_tokens", "longest_wait_s")
+    __slots__ = ("dispatched_tokens", "in_flight_tokens", "longest_wait_s", "most_passed_ratio")
 
     def __init__(self) -> None:
         self.in_flight_tokens = dict.fromkeys(TIERS, 0)
         self.dispatched_tokens = dict.fromkeys(TIERS, 0)
         self.longest_wait_s = dict.fromkeys(TIERS, 0.0)
+        self.most_passed_ratio = dict.fromkeys(TIERS, 0.0)
 
     def open(self, lease: Lease) -> None:
         """Count a lease that was opened."""
@@ -26,6 +28,11 @@ class Tally:
         self.dispatched_tokens[tier] += tokens
         if lease.queued_s > self.longest_wait_s[tier]:
             self.longest_wait_s[tier] = lease.queued_s
+        ticket = lease.ticket
+        if ticket is not None and ticket.passed_tokens:
+            ratio = ticket.passed_tokens / ticket.tokens
+            if ratio > self.most_passed_ratio[tier]:
+                self.most_passed_ratio[tier] = ratio
 
     def grow(self, lease: Lease, more_tokens: int) -> None:
         """Count tokens by which an open lease was extended."""

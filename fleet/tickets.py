@@ -7,10 +7,12 @@ all there is when the client did not say, for an answer that is usually short.
 
 from __future__ import annotations
 
+import math
+
 from fleet.accounts import Account
 from fleet.lengths import OutputLengths
 from fleet.limiters import Limiter
-from fleet.offers import Lease, Request, Ticket
+from fleet.offers import Holding, Lease, Request, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.placement import Placement, size_class_of
 from fleet.policy import Admission, Policy, TierPolicy
@@ -91,9 +93,27 @@ class Tickets:
             key,
         )
         ticket.output_basis = basis
+        ticket.room_tokens = tokens
+        if admission.reservation == "overbook":
+            self._overbook(ticket)
         if would_refuse:
             ticket.would_refuse = would_refuse
         return ticket
+
+    def _overbook(self, ticket: Ticket) -> None:
+        """Set what the ticket holds on average; nothing changes while its endpoint has no history.
+
+        An answer that may be at most m tokens long varies by at most m^2 / 4.
+        """
+        request = ticket.request
+        residency = self.lengths.residency(request.model, request.endpoint)
+        if residency is None:
+            return
+        mean, variance = residency
+        most = ticket.output_tokens
+        held = ticket.prompt_tokens + min(most, math.ceil(mean * request.choices))
+        ticket.held = Holding(held, min(variance * request.choices, most * most / 4))
+        ticket.room_tokens = held
 
 
 def lease_of(ticket: Ticket, node: str, now_s: float) -> Lease:
@@ -112,6 +132,7 @@ def lease_of(ticket: Ticket, node: str, now_s: float) -> Lease:
         now_s,
     )
     lease.ticket = ticket
+    lease.held = ticket.held
     if ticket.would_refuse:
         lease.would_refuse = ticket.would_refuse
     if ticket.is_ghost or not ticket.is_charged:

@@ -184,3 +184,29 @@ def test_every_answer_carries_the_requests_id(gateway: GatewayProcess, engine: F
     assert [response.status_code for response in (served, refused)] == [200, 429]
     assert len(set(ids)) == 2
     assert [record["request_id"] for record in gateway.usage()] == ids[:1]
+
+
+def test_what_was_booked_stands_beside_what_was_used(gateway: GatewayProcess) -> None:
+    with gateway.client() as client:
+        for _ in range(2):
+            assert (
+                client.post("/v1/chat/completions", json=chat("tokens=5", max_tokens=4)).status_code == 200
+            )
+        assert client.post("/v1/chat/completions", json=chat("tokens=5", max_tokens=64)).status_code == 200
+    prefix, of = "rhodeck_gateway_", {"endpoint": "chat", "kind": "output"}
+    assert gateway.metric(prefix + "predicted_tokens_total", **of) == 4 + 4 + 64
+    assert gateway.metric(prefix + "actual_tokens_total", **of) == 3 * 5
+    assert gateway.metric(prefix + "prediction_error_tokens_total", **of) == 1 + 1 + 59
+    assert gateway.metric(prefix + "outgrown_total", endpoint="chat") == 2
+    assert (
+        gateway.metric(prefix + "actual_tokens_total", endpoint="chat", kind="prompt") == 3 * PROMPT_TOKENS
+    )
+
+
+def test_bounds_and_switches_are_exported_and_what_is_unknown_is_absent(gateway: GatewayProcess) -> None:
+    page = gateway.admin.get("/metrics").text
+    assert gateway.metric("rhodeck_gateway_wait_bound_seconds", tier="interactive") == 1.5
+    assert gateway.metric("rhodeck_gateway_wait_bound_seconds", tier="batch") == 30
+    assert gateway.metric("rhodeck_gateway_limiter", mode="enforce") == 7
+    assert gateway.metric("rhodeck_gateway_node_kv_tokens", kind="budget") == int(4_000 * 16 * 0.85)
+    assert "rhodeck_gateway_tenant_jain_index{" not in page

@@ -217,3 +217,34 @@ def test_what_was_kept_from_a_node_has_it_as_soon_as_the_large_one_started():
         )
     server.now_s = 0.1
     assert len(server.poll()) == 21
+
+
+def test_jains_index_of_backlogged_tenants_is_near_one_by_weight_and_silent_without_rivals(
+    rng: random.Random,
+):
+    tenants = {"a": tenant(weight=3), "b": tenant(weight=1), "c": tenant(weight=1), "filler": tenant()}
+    server = Server(open_gate(assignment(tenants, tiers={"interactive": {"queue_timeout_s": 30}})))
+    backlogged(server, [{"tenant": name} for name in "abc"], 1500, rng)
+    assert server.gate.snapshot(4.9).jain_by_tier[Tier.INTERACTIVE] is None  # too early to say
+    while server.now_s < 10:
+        server.step(0.01)
+    jain = server.gate.snapshot(server.now_s).jain_by_tier
+    assert jain[Tier.INTERACTIVE] == pytest.approx(1.0, abs=0.01)
+    assert jain[Tier.BATCH] is None
+
+
+def test_jains_index_shows_a_tenant_whose_requests_do_not_fit():
+    # "big" asks for more than is ever free at once while a lease of 80,000 runs; "small" is served
+    tenants = {"big": tenant(), "small": tenant(), "filler": tenant()}
+    server = Server(open_gate(assignment(tenants, tiers={"interactive": {"queue_timeout_s": 30}})))
+    held = server.gate.offer(request(tenant="filler", prompt_tokens=79_100), 0.0)  # 80,000 of 85,000
+    assert isinstance(held, Dispatch)
+    for number in range(6_000):
+        server.offer(request(number, tenant="small"))
+    server.offer(request(tenant="big", prompt_tokens=5_100))  # 6,000
+    while server.now_s < 6:
+        server.step(0.01)
+    # the small ones got all: (sum x)^2 / (2 sum x^2) = 1/2
+    jain = server.gate.snapshot(server.now_s).jain_by_tier[Tier.INTERACTIVE]
+    assert jain == pytest.approx(0.5, abs=0.01)
+    assert server.gate.snapshot(server.now_s).queues[Tier.INTERACTIVE].requests > 0
