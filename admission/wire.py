@@ -1,0 +1,245 @@
+"""One connection to a node: HTTP/1.1 by httptools on a raw transport, one exchange at a time.
+
+Times are seconds on the loop's clock, sizes bytes. The reader is held back when bytes wait unread; a head
+is bounded; an answer that stops before its declared end has failed, whatever it looks like. Prevents: a cut
+stream taken for a finished one, a connection reused with the rest of an old answer in it, and a node that
+fills our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import httptools
+
+from fleet.readings import Reason
+
+MAX_HEAD_BYTES = 64 * 1024
+#: More than this unread, and the node is held back until half is taken.
+MAX_UNREAD_BYTES = 256 * 1024
+
+
+class NodeFailed(Exception):
+    """The exchange with the node broke off. `reason` says how; `is_timeout` that a deadline passed."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    @property
+    def is_timeout(self) -> bool:
+        return self.reason is Reason.TIMEOUT
+
+
+def timed_out() -> NodeFailed:
+    return NodeFailed(Reason.TIMEOUT, "no answer in time")
+
+
+def lost(why: str) -> NodeFailed:
+    return NodeFailed(Reason.UNREACHABLE, f"connection lost: {why}")
+
+
+class Wire(asyncio.Protocol):
+    """A connection. `send` a request, wait for its `head`, `read` until empty, and it may be used again."""
+
+    __slots__ = (
+        "_chunks", "_due", "_error", "_has_length", "_head_bytes", "_is_held_back", "_is_spoilt",
+        "_loop", "_parser", "_rings_at_s",
+        "_timer", "_transport", "_unread", "_waiter", "content_type", "has_head", "is_done", "is_reusable",
+        "left_at_s", "status",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: NodeFailed | None = lost("not connected")
+        self._due = self._rings_at_s = 0.0
+        self.left_at_s = 0.0
+        self.is_reusable = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._chunks: list[bytes] = []
+        self._unread = self._head_bytes = 0
+        self._is_held_back = self._has_length = self._is_spoilt = False
+        self.status, self.content_type = 0, "application/json"
+        self.has_head = self.is_done = False
+
+    # -- used by one exchange -----------------------------------------------------------------------
+
+    def send(self, request: bytes) -> None:
+        """Begin an exchange. Raises NodeFailed if the connection is gone."""
+        if self._error is not None or self._transport is None:
+            raise self._error or lost("not connected")
+        self._begin()
+        self.is_reusable = False
+        self._transport.write(request)
+
+    async def head(self, within_s: float) -> None:
+        """Wait for the answer's head. Raises NodeFailed when it does not come whole within that time."""
+        self._due = self._loop.time() + within_s
+        while not self.has_head:
+            await self._wait()
+
+    async def read(self, idle_s: float) -> bytes:
+        """Return what has come of the body, b"" at its end.
+
+        Raises NodeFailed when it breaks off, or nothing comes for `idle_s`.
+        """
+        if not self._chunks and not self.is_done:
+            self._due = self._loop.time() + idle_s
+            while not self._chunks and not self.is_done:
+                await self._wait()
+        if not self._chunks:
+            return b""
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._unread = 0
+        if self._is_held_back and self._transport is not None:
+            self._is_held_back = False
+            self._transport.resume_reading()
+        return data
+
+    def end(self) -> bool:
+        """End the exchange and say whether the connection can take another; otherwise it is cut."""
+        self._disarm()
+        if self.is_reusable and self._error is None and not self._chunks and not self._is_spoilt:
+            return True
+        self.cut()
+        return False
+
+    def cut(self) -> None:
+        """Close at once: the node sees its client leave."""
+        self._disarm()
+        self.is_reusable = False
+        self._error = self._error or lost("closed here")
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        return self._error is None and self._transport is not None and not self._transport.is_closing()
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._timer is None or self._due < self._rings_at_s:
+            self._arm()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _look_at_the_clock(self) -> None:
+        """Fail if time is up. Deadlines move on with every read; the timer follows when it rings."""
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() >= self._due:
+            self._fail(timed_out())
+        else:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._rings_at_s = self._due
+        self._timer = self._loop.call_at(self._due, self._look_at_the_clock)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fail(self, error: NodeFailed) -> None:
+        self._error = self._error or error
+        self.is_reusable = False
+        self._wake()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- called by the transport --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._error = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_done:  # nothing was asked, or this follows an answer: what it belongs to is unknown
+            self._fail(lost("bytes nobody asked for"))
+            return
+        if not self.has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            if self.is_done:  # the answer was whole; what follows it is nobody's
+                self._is_spoilt = True
+                self._wake()
+            else:
+                self._fail(lost(type(exc).__name__))
+            return
+        if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._fail(NodeFailed(Reason.TOO_LARGE, f"the head is larger than {MAX_HEAD_BYTES} bytes"))
+            return
+        if self._unread > MAX_UNREAD_BYTES and not self._is_held_back and self._transport is not None:
+            self._is_held_back = True
+            self._transport.pause_reading()
+        if self.has_head:
+            self._wake()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes; connection_lost says the rest
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None and self.has_head and not self.is_done and not self._has_length:
+            self.is_done = True  # an answer without a length lasts until the connection ends
+        self.is_reusable = False
+        self._error = self._error or lost(type(exc).__name__ if exc else "ended by the node")
+        self._transport = None
+        self._wake()
+
+    # -- called by the parser -----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.is_done:  # a second answer in the same packet: it is nobody's
+            self._is_spoilt = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_spoilt:
+            return
+        lowered = name.lower()
+        if lowered == b"content-type":
+            self.content_type = value.decode("latin-1")
+        elif lowered in (b"content-length", b"transfer-encoding"):
+            self._has_length = True
+
+    def on_headers_complete(self) -> None:
+        if self._is_spoilt:
+            return
+        self.status = self._parser.get_status_code()
+        if self.status >= 200:
+            self.has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_spoilt:
+            self._chunks.append(body)
+            self._unread += len(body)
+
+    def on_message_complete(self) -> None:
+        if not self.has_head:  # 100, 103: the answer proper follows
+            self._has_length, self.content_type = False, "application/json"
+            return
+        if self._is_spoilt:
+            return
+        self.is_done = True
+        # The parser knows this only here: it is reset for the next message at once.
+        self.is_reusable = self._parser.should_keep_alive()
