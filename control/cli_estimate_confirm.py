@@ -7,19 +7,16 @@ Prevents: a fluid answer taken to a meeting without its error, and one run shown
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
 
 from control.cli_estimate_run import read_scenario_file
 from control.estimate_scenarios import Scenario
 from fleet.month_result import MonthResult, as_columns
+from fleet.replications import Spread, spread
 from fleet.simulate import EventRun, ServiceModel, run_events
 
 #: What the two methods are compared by, with how it is written.
@@ -33,15 +30,6 @@ _SHOWN = {
     "slo_attain": ".3%",
     "util": ".3f",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The mean over replications and its 95 % interval; None with a single one."""
-
-    mean: float
-    low: float | None
-    high: float | None
 
 
 @click.command("confirm")
@@ -92,21 +80,6 @@ def _replicate(scenario: Scenario, service: ServiceModel, seeds: range) -> list[
     except KeyboardInterrupt:
         click.echo(f"stopped after {len(found)} whole months", err=True)
     return found
-
-
-def spread(values: list[float | int | None]) -> Spread | None:
-    """Return the mean of the replications with its 95 % interval (Student's t); None if one is unknown."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) < len(values):
-        return None
-    mean = float(np.mean(known))
-    if len(known) == 1:
-        return Spread(mean, None, None)
-    from scipy.stats import t  # slow to import, and only needed here
-
-    quantile: Any = t.ppf(0.975, len(known) - 1)  # pyright: ignore[reportUnknownMemberType]
-    half = float(quantile * np.std(known, ddof=1) / math.sqrt(len(known)))
-    return Spread(mean, mean - half, mean + half)
 
 
 def _as_text(scenario: Scenario, fluid: MonthResult, events: dict[str, Spread | None], months: int) -> str:

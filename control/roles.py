@@ -34,6 +34,7 @@ class Permission(StrEnum):
     MANAGE_ALERTS = "change alert rules and webhooks"
     EXPORT_SPEND = "export spend"
     SET_PRICES = "set prices"
+    RUN_ESTIMATES = "run simulations and keep traffic for estimates"
     CLOSE_MONTHS = "close months"
     MANAGE_ACCOUNTS = "manage accounts and API tokens"
     NAME_CREDENTIAL_FILES = "name files with credentials on the controller's machine"
@@ -48,13 +49,20 @@ _OPERATES = frozenset(
         Permission.MANAGE_TENANT_KEYS,
         Permission.ACKNOWLEDGE_ALERTS,
         Permission.MANAGE_ALERTS,
+        Permission.RUN_ESTIMATES,
     }
 )
 GRANTS: dict[Role, frozenset[Permission]] = {
     Role.VIEWER: frozenset({Permission.VIEW}),
     Role.OPERATOR: _OPERATES,
     Role.FINANCE: frozenset(
-        {Permission.VIEW, Permission.EXPORT_SPEND, Permission.SET_PRICES, Permission.CLOSE_MONTHS}
+        {
+            Permission.VIEW,
+            Permission.EXPORT_SPEND,
+            Permission.SET_PRICES,
+            Permission.CLOSE_MONTHS,
+            Permission.RUN_ESTIMATES,
+        }
     ),
     Role.ADMIN: frozenset(Permission),
 }

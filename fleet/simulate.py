@@ -21,8 +21,15 @@ from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, DAY_BINS, checked_rates, kernel_arguments
 from fleet.month_result import MonthResult, NodeClass, Totals, month_result
 from fleet.strategies import Strategy
+from fleet.wait_tally import WaitTally, restored
 
 MAX_SLOTS = 100_000
+_SHARES = (0.5, 0.95, 0.99, 0.999)
+#: Arrays whose size the inputs decide.
+_FIXED = (
+    "counts", "pending", "wishes", "state_of_burst", "since", "heap", "sizes", "seen",
+    "billed", "billed_burst", "queued", "refused",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,8 @@ class EventRun:
     service: ServiceModel = field(default_factory=ServiceModel)
     seed: int = 1
     slo_wait_s: float = 2.0
+    #: False: waits are counted in buckets of 0.05 %, so that the state stays small enough to keep.
+    keeps_waits: bool = True
 
     def __post_init__(self) -> None:
         self.rates_rps = checked_rates(self.rates_rps, self.node, self.slo_wait_s)
@@ -65,7 +74,7 @@ class EventRun:
         self._counts[fluid_kernel.READY], self._counts[fluid_kernel.LOW_SINCE] = self.strategy.nodes, -1
         self._pending = np.zeros(bins + int(self._arguments.scaler[5]) + 1, dtype=np.int64)
         self._wishes = np.zeros(bins // int(self._arguments.periods[0]) + 1, dtype=np.int64)
-        self._state, self._since = np.zeros(burst, dtype=np.int64), np.zeros(burst, dtype=np.int64)
+        self._state_of_burst, self._since = np.zeros(burst, dtype=np.int64), np.zeros(burst, dtype=np.int64)
         # What is dropped finishes its requests while new nodes fill: twice the slots can be busy at once.
         self._heap = np.zeros(2 * most * self.service.slots + 1)
         self._sizes = np.zeros(events_kernel.SIZES, dtype=np.int64)
@@ -73,6 +82,7 @@ class EventRun:
         self._billed, self._billed_burst, self._queued = np.zeros(bins), np.zeros(bins), np.zeros(bins)
         self._refused = np.zeros(bins)
         self._waits: list[NDArray[np.float32]] = []
+        self._tally, self._within = WaitTally(), 0
         self._carried_s, self._carried_service_s = np.zeros(0), np.zeros(0)
         self._bin = 0
 
@@ -135,7 +145,7 @@ class EventRun:
             self._counts,
             self._pending,
             self._wishes,
-            self._state,
+            self._state_of_burst,
             self._since,
             self._heap,
             sizes,
@@ -145,12 +155,19 @@ class EventRun:
         )
         head, queued = int(sizes[events_kernel.HEAD]), int(sizes[events_kernel.QUEUED])
         decided = waits_s[:head]
-        self._waits.append(decided[~np.isnan(decided)])
+        self._keep(decided[~np.isnan(decided)])
         refused_bins = (all_s[:head][np.isnan(decided)] // BIN_S).astype(np.int64)
         np.add.at(self._refused, refused_bins, 1)
         self._carried_s = all_s[head : head + queued]
         self._carried_service_s = all_service_s[head : head + queued]
         self._bin = last_bin
+
+    def _keep(self, waits_s: NDArray[np.float32]) -> None:
+        self._within += int(np.count_nonzero(waits_s <= self.slo_wait_s))
+        if self.keeps_waits:
+            self._waits.append(waits_s)
+        else:
+            self._tally.add(waits_s)
 
     def result(self) -> MonthResult:
         """Return what the simulated days cost, refused and made wait. InvalidInput before the first."""
@@ -158,16 +175,20 @@ class EventRun:
         done = self._bin
         if done == 0:
             raise InvalidInput("nothing is simulated yet", hint="Call advance() first")
-        lost = float(self._sizes[events_kernel.LOST])
-        within = float(np.count_nonzero(waits <= self.slo_wait_s)) - lost
+        lost, refused = float(self._sizes[events_kernel.LOST]), float(self._sizes[events_kernel.REFUSED])
+        decided = float(waits.size if self.keeps_waits else self._tally.total)
+        if self.keeps_waits:
+            quantiles, longest = _quantiles(waits, _SHARES), float(waits.max()) if waits.size else 0.0
+        else:
+            quantiles, longest = self._tally.quantiles(_SHARES), self._tally.longest_s
         totals = Totals(
-            offered=float(waits.size + self._sizes[events_kernel.REFUSED] + self._carried_s.size),
-            refused=float(self._sizes[events_kernel.REFUSED]),
-            served=float(waits.size) - lost,
+            offered=decided + refused + self._carried_s.size,
+            refused=refused,
+            served=decided - lost,
             lost=lost,
-            within_slo=within,
-            wait_quantiles_s=_quantiles(waits, (0.5, 0.95, 0.99, 0.999)),
-            wait_max_s=float(waits.max()) if waits.size else 0.0,
+            within_slo=self._within - lost,
+            wait_quantiles_s=quantiles,
+            wait_max_s=longest,
         )
         return month_result(
             totals,
@@ -179,6 +200,39 @@ class EventRun:
             refused=self._refused[:done],
             waits_s=self._queued[:done] / np.maximum(self._billed[:done] * self.node.service_rate, 1e-9),
         )
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return everything that changes while it runs. Raises InvalidInput where every wait is kept."""
+        if self.keeps_waits:
+            raise InvalidInput("a run that keeps every wait has no small state", hint="keeps_waits=False")
+        keys, held = self._tally.sparse()
+        carried = {"carried_s": self._carried_s, "carried_service_s": self._carried_service_s}
+        return {
+            **{name: getattr(self, f"_{name}") for name in _FIXED},
+            **carried,
+            "wait_keys": keys,
+            "wait_counts": held,
+            "scalars": np.array([self._bin, self._within, self._tally.longest_s]),
+        }
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> None:
+        """Go on from a `state` of the same inputs. Raises InvalidInput, unchanged, if it does not fit."""
+        misfit = InvalidInput("the snapshot does not fit", hint="Start the simulation anew")
+        if set(state) != set(self.state()) or state["scalars"].shape != (3,):
+            raise misfit
+        for name, now in self.state().items():
+            found = state[name]
+            if found.dtype != now.dtype or found.ndim != 1 or (name in _FIXED and found.shape != now.shape):
+                raise misfit
+        if state["carried_s"].shape != state["carried_service_s"].shape:
+            raise misfit
+        place, within, longest_s = (float(value) for value in state["scalars"])
+        if not 0 <= place <= self.rates_rps.size:
+            raise misfit
+        self._tally = restored(state["wait_keys"], state["wait_counts"], longest_s)
+        for name in (*_FIXED, "carried_s", "carried_service_s"):
+            setattr(self, f"_{name}", state[name].copy())
+        self._bin, self._within = int(place), int(within)
 
 
 def _quantiles(values: NDArray[np.float32], shares: Sequence[float]) -> tuple[float, ...]:

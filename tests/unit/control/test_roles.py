@@ -27,7 +27,8 @@ def test_everybody_may_look_and_only_admin_may_all(role: Role, permission: Permi
         Permission.SET_PRICES,
         Permission.CLOSE_MONTHS,
     )
-    expected = permission is Permission.VIEW or operates or counts or role is Role.ADMIN
+    simulates = permission is Permission.RUN_ESTIMATES and role is not Role.VIEWER
+    expected = permission is Permission.VIEW or operates or counts or simulates or role is Role.ADMIN
     assert may(actor, permission) is expected
 
 

@@ -1,0 +1,217 @@
+"""The process that simulates what waits: one run at a time, day by day, with a snapshot every few seconds.
+
+Started by the controller, ended when nothing waits. Holds no transaction while it computes. A worker that
+is gone is noticed by its missing beat, and the next one goes on from its snapshot. Prevents: two workers
+in one month, a controller that stands still meanwhile, and a run that ends its process for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine, delete, exists, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+
+from control.comparison_documents import Comparable
+from control.database import session_scope
+from control.estimate_runs import DAYS, comparable, event_run, forget_old
+from control.estimate_traces import stored_traffic
+from control.tables import EstimateRunRow, EstimateSnapshotRow
+from fleet.clock import Clock
+from fleet.comparison import outcome
+from fleet.errors import FleetError, InvalidInput
+from fleet.fluid import BIN_S
+from fleet.month_result import as_dict
+from fleet.simulate import EventRun
+from fleet.simulation_snapshot import resume, snapshot
+
+log = logging.getLogger(__name__)
+
+#: A worker that has not been heard for this long is gone. A day takes seconds.
+STALE = timedelta(seconds=90)
+MAX_ATTEMPTS = 5
+#: Key of the advisory lock that lets one worker claim at a time. Any constant of our own.
+CLAIM_LOCK = 7_266_473_023
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A run this worker has."""
+
+    id: int
+    spec: dict[str, Any]
+    months: dict[str, Any]
+    snapshot: tuple[int, bytes] | None  # seed and body
+
+
+@dataclass(slots=True)
+class Worker:
+    """Simulates runs until nothing waits or `stopping` says so."""
+
+    engine: Engine
+    clock: Clock
+    name: str
+    stopping: Callable[[], bool]
+    snapshot_every_s: float = 5.0
+
+    def work(self) -> int:
+        """Return how many runs were ended."""
+        ended = 0
+        while not self.stopping():
+            claimed = self.claim()
+            if claimed is None:
+                break
+            ended += self._run(claimed)
+        return ended
+
+    def claim(self) -> Claimed | None:
+        """Take the oldest run that waits, or one whose worker is gone; None while another one runs."""
+        r, now = EstimateRunRow, self.clock.now()
+        stale = (r.state == "running") & (r.beat_at < now - STALE)
+        with session_scope(self.engine) as session:
+            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLAIM_LOCK})
+            forget_old(session)
+            session.execute(
+                update(r)
+                .where(stale, r.attempts >= MAX_ATTEMPTS)
+                .values(
+                    state="failed",
+                    worker=None,
+                    finished_at=now,
+                    error=f"its process ended {MAX_ATTEMPTS} times before it was done",
+                )
+            )
+            if session.scalar(select(exists().where(r.state == "running", r.beat_at >= now - STALE))):
+                return None
+            row = session.scalars(
+                select(r).where((r.state == "queued") | stale).order_by(r.id).limit(1).with_for_update()
+            ).first()
+            if row is None:
+                return None
+            row.state, row.worker, row.beat_at = "running", self.name, now
+            row.started_at, row.attempts = row.started_at or now, row.attempts + 1
+            kept = session.get(EstimateSnapshotRow, row.id)
+            found = None if kept is None else (kept.seed, kept.body)
+            return Claimed(row.id, dict(row.spec), dict(row.months), found)
+
+    def _run(self, claimed: Claimed) -> bool:
+        """Simulate what is left of a run. Return whether it ended."""
+        try:
+            with session_scope(self.engine) as session:
+                ready = comparable(claimed.spec, lambda name: stored_traffic(session, name))
+            return self._months(claimed, ready)
+        except FleetError as exc:
+            self._end(claimed.id, "failed", error=f"{exc.message}. {exc.hint or ''}".strip())
+            return True
+        except MemoryError:
+            self._end(claimed.id, "failed", error="the machine has not enough memory for this month")
+            return True
+
+    def _months(self, claimed: Claimed, ready: Comparable) -> bool:
+        spec, months, month = claimed.spec, claimed.months, ready.profile.month()
+        for seed in range(spec["seed"], spec["seed"] + spec["replications"]):
+            if str(seed) in months:
+                continue
+            run = event_run(spec, month, ready, seed)
+            if claimed.snapshot is not None and claimed.snapshot[0] == seed:
+                self._resume(claimed, run)
+            if not self._days(claimed, run, seed, DAYS * len(months)):
+                return False
+            found = outcome(
+                ready.candidates[0],
+                run.result(),
+                ready.node,
+                ready.prices.reserved_usd_per_hour,
+                month * BIN_S,
+                ready.flows,
+            )
+            months = {**months, str(seed): as_dict(found.month) | {"cost_usd": found.cost_usd}}
+            if not self._beat(claimed.id, DAYS * len(months), months=months):
+                return False
+        self._end(claimed.id, "done")
+        return True
+
+    def _resume(self, claimed: Claimed, run: EventRun) -> None:
+        kept = claimed.snapshot
+        try:
+            if kept is not None:
+                resume(run, kept[1])
+        except InvalidInput:  # of another release, say: the month begins anew
+            log.warning("snapshot does not fit", extra={"run": claimed.id})
+
+    def _days(self, claimed: Claimed, run: EventRun, seed: int, before: int) -> bool:
+        """Simulate the days left of a month. Return whether it is whole: not cancelled, stopped or lost."""
+        saved_s = self.clock.monotonic_s()
+        while not run.is_done:
+            if self.stopping():
+                self._save(claimed.id, run, seed)
+                self._give_back(claimed.id)
+                return False
+            run.advance()
+            if not self._beat(claimed.id, before + run.days_done):
+                return False
+            if self.clock.monotonic_s() - saved_s >= self.snapshot_every_s and not run.is_done:
+                self._save(claimed.id, run, seed)
+                saved_s = self.clock.monotonic_s()
+        return True
+
+    def _beat(self, run: int, days_done: int, months: dict[str, Any] | None = None) -> bool:
+        """Say how far it is. Return False if the run is cancelled or another worker's."""
+        r = EstimateRunRow
+        values: dict[str, Any] = {"beat_at": self.clock.now(), "days_done": days_done}
+        if months is not None:
+            values["months"] = months
+        with session_scope(self.engine) as session:
+            is_cancelled = session.scalars(
+                update(r)
+                .where(r.id == run, r.worker == self.name, r.state == "running")
+                .values(values)
+                .returning(r.cancel_requested)
+            ).one_or_none()
+            if months is not None and is_cancelled is not None:
+                session.execute(delete(EstimateSnapshotRow).where(EstimateSnapshotRow.run == run))
+        if is_cancelled:
+            self._end(run, "cancelled")
+        return is_cancelled is False
+
+    def _save(self, run: int, simulation: EventRun, seed: int) -> None:
+        values = {
+            "seed": seed,
+            "days_done": simulation.days_done,
+            "body": snapshot(simulation),
+            "saved_at": self.clock.now(),
+        }
+        r, s = EstimateRunRow, EstimateSnapshotRow
+        with session_scope(self.engine) as session:
+            mine = select(r.id).where(r.id == run, r.worker == self.name, r.state == "running")
+            if session.scalars(mine.with_for_update()).one_or_none() is None:
+                return
+            session.execute(
+                insert(s)
+                .values(run=run, **values)
+                .on_conflict_do_update(index_elements=["run"], set_=values)
+            )
+
+    def _give_back(self, run: int) -> None:
+        """Let the next worker go on at once."""
+        r = EstimateRunRow
+        with session_scope(self.engine) as session:
+            session.execute(
+                update(r)
+                .where(r.id == run, r.worker == self.name, r.state == "running")
+                .values(state="queued", worker=None, attempts=r.attempts - 1)
+            )
+
+    def _end(self, run: int, state: str, error: str = "") -> None:
+        r = EstimateRunRow
+        with session_scope(self.engine) as session:
+            session.execute(
+                update(r)
+                .where(r.id == run, r.worker == self.name, r.state == "running")
+                .values(state=state, worker=None, finished_at=self.clock.now(), error=error[:500])
+            )
+            session.execute(delete(EstimateSnapshotRow).where(EstimateSnapshotRow.run == run))
