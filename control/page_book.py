@@ -16,7 +16,7 @@ from fleet.errors import NotMeasured
 from fleet.lifesigns import Life
 from fleet.quality_kinds import Finding
 from fleet.readings import EngineReading, EngineWindow, PageReading
-from fleet.windows import window, with_answers_owed
+from fleet.windows import window_and_next
 
 #: More periods than this between two pages: the increment is right, its place in time is not.
 MAX_GAP_PERIODS = 3.0
@@ -81,10 +81,9 @@ class PageBook:
         watch = SourceWatch() if seen is None else seen.watch
         signs = watch.take(names, page, started_s, unix_s)
         if signs.is_other_process:
-            windows, covered_s = _first_sights(page, ("two_writers",)), None
+            windows, kept, covered_s = _first_sights(page, ("two_writers",)), page, None
         else:
-            windows, covered_s = self._windows(seen, page, started_s)
-        kept = page if seen is None or covered_s is None else with_answers_owed(seen.page, page)
+            windows, kept, covered_s = self._windows(seen, page, started_s)
         self._seen[node] = _Seen(url, kept, started_s, watch)
         samples = tuple(
             EngineSample(name, replace(w, flags=(*w.flags, *_LIFE_FLAGS.get(life, ()))), covered_s)
@@ -95,16 +94,17 @@ class PageBook:
 
     def _windows(
         self, seen: _Seen | None, page: PageReading, started_s: float
-    ) -> tuple[tuple[EngineWindow, ...], float | None]:
+    ) -> tuple[tuple[EngineWindow, ...], PageReading, float | None]:
+        """Return the windows, the page to hold the next one against, and the seconds covered."""
         if seen is None or started_s <= seen.started_s:
-            return _first_sights(page, ()), None
+            return _first_sights(page, ()), page, None
         seconds = started_s - seen.started_s
         if seconds > (MAX_GAP_PERIODS + 0.5) * self._period_s:
-            return _first_sights(page, ("gap",)), None
+            return _first_sights(page, ("gap",)), page, None
         try:
-            return window(seen.page, page, seconds), seconds
+            return *window_and_next(seen.page, page, seconds), seconds
         except NotMeasured:
-            return _first_sights(page, ()), None
+            return _first_sights(page, ()), page, None
 
 
 def unique_names(engines: Sequence[EngineReading]) -> list[str]:

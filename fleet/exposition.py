@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite
 
-from fleet.exposition_layout import PageMemory
+from fleet.exposition_layout import PageLayout, PageMemory
 from fleet.exposition_lines import Sample, read_line
 
 _MIB = 1024 * 1024
@@ -50,6 +50,7 @@ class Families:
     ended: bool = False  # `# EOF` was seen
     too_large: bool = False
     saw_sample: bool = False  # any line at all that reads as a sample, wanted or not
+    layout: PageLayout | None = None  # of a page with the lines of an earlier one
 
     @property
     def samples(self) -> dict[str, list[tuple[Mapping[str, str], float]]]:
@@ -167,6 +168,7 @@ class _PageReader:
         self.found.declared = set(layout.declared)
         self.found.ended = layout.ended
         self.found.saw_sample = True
+        self.found.layout = layout
         return True
 
     def take(self, lines: list[str]) -> None:

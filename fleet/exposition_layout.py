@@ -14,6 +14,7 @@ from math import isfinite
 from operator import ne
 
 from fleet.exposition_lines import Sample, SeriesKey, series_key
+from fleet.readings import NamesRead
 
 LAYOUTS_MAX = 4  # of one length
 LAYOUT_LENGTHS_MAX = 24
@@ -34,6 +35,7 @@ class PageLayout:
         counter = iter(range(len(wanted)))
         self.declared: frozenset[str] = frozenset()
         self.ended = False
+        self.names: dict[str, NamesRead] = {}  # by dialect: what follows from the names alone
         self.series_count = len(wanted)
         self._heads = heads
         self._keys = [key or _NO_KEY for key in keys]

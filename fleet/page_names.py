@@ -31,8 +31,17 @@ def names_read(families: Families, dialect: Dialect) -> NamesRead:
     """Return how the quantities of `dialect` stand on a page.
 
     A family that is declared without samples is not missing: lazy exporters show a series at its first
-    value (vLLM's Rust front end, the first vLLM engine).
+    value (vLLM's Rust front end, the first vLLM engine). A page with the lines of an earlier one has its
+    answer.
     """
+    known = {} if families.layout is None else families.layout.names
+    found = known.get(dialect.name)
+    if found is None:
+        found = known[dialect.name] = _read(families, dialect)
+    return found
+
+
+def _read(families: Families, dialect: Dialect) -> NamesRead:
     present, declared = families.series, families.declared
     read_as: dict[str, str] = {}
     renamed: dict[str, str] = {}

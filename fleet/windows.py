@@ -66,10 +66,18 @@ def window(before: PageReading, after: PageReading, seconds: float) -> tuple[Eng
     the earlier page counts from 0 where that page was whole. Raises NotMeasured when `after` has no
     engines or `before` could not be read, InvalidInput unless seconds is finite and SECONDS_MIN or more.
     """
+    return window_and_next(before, after, seconds)[0]
+
+
+def window_and_next(
+    before: PageReading, after: PageReading, seconds: float
+) -> tuple[tuple[EngineWindow, ...], PageReading]:
+    """Return what `window` and `with_answers_owed` return, of one comparison of the two pages."""
     _check(before, after, seconds)
     pairs, page_restarted = _pairs(before, after)
     departures = _departures(before, after, pairs, page_restarted)
-    return tuple(_engine_window(pair, departures, after, seconds) for pair in pairs)
+    windows = tuple(_engine_window(pair, departures, after, seconds) for pair in pairs)
+    return windows, replace(after, answers_owed=departures.owed)
 
 
 def aborted_between(before: PageReading, after: PageReading) -> int | None:
