@@ -4,7 +4,8 @@ One fleet's six hours are put into Postgres (as rounds, rolled up by our own rol
 (its own blocks, by promtool): the same values. Then both are asked in turn, A B A B: every sample of six
 scalars, and four scalars per node and minute; the answer is had whole, Prometheus's JSON unparsed. The
 thirty days of rollups are made in the database and asked of the functions the pages call. Wall
-milliseconds: min, median, max. Exit code 1 when a ratio of medians is over its goal by more than a third.
+milliseconds: min, median, max; processor time of server and client together beside them, which other work
+on the machine does not move. Exit code 1 when a ratio of medians is over its goal by more than a third.
 
 `--nodes N --rounds N` for other sizes, `--month-nodes N` for the month.
 """
@@ -34,6 +35,7 @@ from sqlalchemy import Engine, text  # noqa: E402 # the packages next to this fo
 from sqlalchemy.orm import Session  # noqa: E402
 
 from benchmarks.parse import machine  # noqa: E402
+from benchmarks.scrape import cpu_s  # noqa: E402
 from control.database import make_engine, session_scope, upgrade  # noqa: E402
 from control.embedded import EmbeddedPostgres, socket_dsn  # noqa: E402
 from control.panels import node_panel  # noqa: E402
@@ -188,8 +190,8 @@ def open_metrics(path: Path, engine: Engine, nodes: int) -> None:
 
 
 @contextmanager
-def prometheus(folder: Path, engine: Engine, nodes: int) -> Iterator[str]:
-    """A Prometheus whose blocks hold the fleet's six hours. Yields its address."""
+def prometheus(folder: Path, engine: Engine, nodes: int) -> Iterator[tuple[str, int]]:
+    """A Prometheus whose blocks hold the fleet's six hours. Yields its address and process."""
     source, data = folder / "samples.txt", folder / "data"
     open_metrics(source, engine, nodes)
     tool = [str(program("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(source), str(data)]
@@ -205,7 +207,7 @@ def prometheus(folder: Path, engine: Engine, nodes: int) -> Iterator[str]:
         stdout=log, stderr=log, env=environment(),
     )  # fmt: skip
     try:
-        yield f"http://127.0.0.1:{_port(process)}"
+        yield f"http://127.0.0.1:{_port(process)}", process.pid
     finally:
         process.terminate()
         process.wait(30)
@@ -253,15 +255,25 @@ def check_equal(base: str, engine: Engine) -> None:
         raise SystemExit("the two do not hold the same values; no figure means anything")
 
 
-def timed(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in ways}
+Figures = dict[str, list[float]]
+
+
+def timed(
+    ways: dict[str, Callable[[], object]], rounds: int, servers: dict[str, int]
+) -> tuple[Figures, Figures]:
+    """Return wall and processor milliseconds of each way, the latter of server and client together."""
+    wall: Figures = {name: [] for name in ways}
+    cpu: Figures = {name: [] for name in ways}
     for number in range(rounds + 1):  # the first warms up
         for name, way in ways.items():
-            started = time.perf_counter()
+            server = servers["prometheus" if name.endswith("prometheus") else "rhodeck"]
+            began_cpu_s, began_s = time.process_time() + cpu_s(server), time.perf_counter()
             way()
+            ended_s = time.perf_counter()
             if number:
-                found[name].append(1000 * (time.perf_counter() - started))
-    return found
+                wall[name].append(1000 * (ended_s - began_s))
+                cpu[name].append(1000 * (time.process_time() + cpu_s(server) - began_cpu_s))
+    return wall, cpu
 
 
 def in_session(engine: Engine, ask: Callable[[Session], object]) -> Callable[[], object]:
@@ -301,18 +313,19 @@ def main() -> int:
         upgrade(socket_dsn(server.folder))
         engine = make_engine(socket_dsn(server.folder))
         try:
-            return run(engine, chosen.nodes, chosen.month_nodes, chosen.rounds)
+            postgres = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
+            return run(engine, postgres, chosen.nodes, chosen.month_nodes, chosen.rounds)
         finally:
             engine.dispose()
 
 
-def run(engine: Engine, nodes: int, month_nodes: int, rounds: int) -> int:
+def run(engine: Engine, postgres: int, nodes: int, month_nodes: int, rounds: int) -> int:
     fill_rounds(engine, nodes)
     started = time.perf_counter()
     Roller(engine, SystemClock()).run(START + timedelta(days=1), budget_s=3600)
     print(f"{nodes} nodes x 6 h rolled up in {time.perf_counter() - started:.1f} s")
     span = (START, START + SPAN)
-    with tempfile.TemporaryDirectory() as folder, prometheus(Path(folder), engine, nodes) as base:
+    with tempfile.TemporaryDirectory() as folder, prometheus(Path(folder), engine, nodes) as (base, peer):
         disk = disk_bytes(engine, Path(folder) / "data", nodes)
         fill_month(engine, month_nodes)
         check_equal(base, engine)
@@ -326,8 +339,9 @@ def run(engine: Engine, nodes: int, month_nodes: int, rounds: int) -> int:
                 query_range(base, f"avg_over_time({name}[1m])", 60) for name in SCALARS[:4]
             ],
         }
-        figures = timed(ways | month_ways(engine), rounds)
-    return report(figures, disk, nodes, month_nodes)
+        servers = {"rhodeck": postgres, "prometheus": peer}
+        wall, cpu = timed(ways | month_ways(engine), rounds, servers)
+    return report(wall, cpu, disk, nodes, month_nodes)
 
 
 def disk_bytes(engine: Engine, folder: Path, nodes: int) -> dict[str, float]:
@@ -346,12 +360,23 @@ def disk_bytes(engine: Engine, folder: Path, nodes: int) -> dict[str, float]:
     return found | {"prometheus": blocks / (count * len(SCALARS))}
 
 
-def report(figures: dict[str, list[float]], disk: dict[str, float], nodes: int, month_nodes: int) -> int:
+def report(figures: Figures, cpu: Figures, disk: dict[str, float], nodes: int, month_nodes: int) -> int:
     medians = {name: statistics.median(values) for name, values in figures.items()}
+    spent = {name: statistics.median(values) for name, values in cpu.items()}
     for name, values in figures.items():
-        print(f"{name:40} {min(values):8.1f} {medians[name]:8.1f} {max(values):8.1f} ms")
+        print(
+            f"{name:40} {min(values):8.1f} {medians[name]:8.1f} {max(values):8.1f} ms, "
+            f"{spent[name]:.0f} ms of processors"
+        )
     verdicts: dict[str, tuple[float, float]] = {
         f"{kind}, ratio to Prometheus": (medians[f"{kind}: rhodeck"] / medians[f"{kind}: prometheus"], 1.0)
+        for kind in ("raw", "minutes")
+    }
+    verdicts |= {
+        f"{kind}, ratio to Prometheus, processor time": (
+            spent[f"{kind}: rhodeck"] / spent[f"{kind}: prometheus"],
+            1.0,
+        )
         for kind in ("raw", "minutes")
     }
     verdicts |= {
@@ -368,6 +393,7 @@ def report(figures: dict[str, list[float]], disk: dict[str, float], nodes: int, 
         "month_nodes": month_nodes,
         "bytes_a_number": disk,
         "ms": {name: [min(v), statistics.median(v), max(v)] for name, v in figures.items()},
+        "processor_ms": spent,
         "goals": {name: {"value": value, "goal": goal} for name, (value, goal) in verdicts.items()},
         "machine": machine(),
     }
