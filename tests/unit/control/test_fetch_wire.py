@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import aiohttp
 import pytest
 
-from control.fetch import FetchFailed, PageCaps, Wire, fetch_page, open_session
+from control.fetch import FetchedPage, FetchFailed, PageCaps, Wire, fetch_page, open_session
 from fleet.clock import SystemClock
 from fleet.readings import Reason
 
@@ -55,6 +55,7 @@ class Server:
             writer.transport.abort()
 
 
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Outcome = tuple[bytes, int, str | None] | Reason
 
 
@@ -165,3 +166,101 @@ async def finished() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.wait_for(asyncio.gather(*others, return_exceptions=True), PATIENCE_S)
     await asyncio.sleep(0)
+
+
+def of_one_server(handler: Handler, ask: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> None:
+    """Serve with `handler` and run `ask` with a session and the address."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def run() -> None:
+        listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/metrics"
+        async with listening, open_session() as http:
+            await ask(http, url)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await finished()
+
+    asyncio.run(run())
+
+
+def test_a_head_without_end_and_chunks_of_nothing_but_sizes_are_stopped():
+    sent: list[int] = []
+    starts = [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"]
+    repeated = [b"X-More: " + b"y" * 1000 + b"\r\n", b"1;" + b"x" * 1000 + b"\r\nv\r\n"]
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kind = len(sent)
+        sent.append(0)
+        writer.write(starts[kind])
+        while True:  # until the client goes
+            writer.write(repeated[kind])
+            await writer.drain()
+            sent[kind] += len(repeated[kind])
+
+    async def ask(http: aiohttp.ClientSession, url: str) -> None:
+        wire = Wire()
+        for _ in starts:
+            assert await outcome(http, wire, url) is Reason.UNREACHABLE
+
+    of_one_server(handler, ask)
+    assert max(sent) < 64 * 1024 * 1024  # what fits into the sockets' buffers on the way
+
+
+def test_what_follows_an_answer_makes_it_none():
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nvllm:a 1\nvllm:b 2\n")
+        await writer.drain()
+        await reader.read()
+
+    async def ask(http: aiohttp.ClientSession, url: str) -> None:
+        assert await outcome(http, Wire(), url) is Reason.UNREACHABLE
+
+    of_one_server(handler, ask)
+
+
+def test_a_slow_page_gives_its_connection_back_and_no_more_are_open_than_allowed():
+    opened: list[asyncio.StreamWriter] = []
+    is_slow = True
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        if is_slow:
+            await reader.read()  # until the client goes
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+            await writer.drain()
+            await reader.read()
+
+    async def ask(http: aiohttp.ClientSession, url: str) -> None:
+        nonlocal is_slow
+        wire, clock = Wire(connections=2), SystemClock()
+
+        def page(deadline_s: float) -> asyncio.Task[FetchedPage]:
+            asking = fetch_page(http, url, clock=clock, deadline_s=deadline_s, wire=wire)
+            return asyncio.create_task(asking)
+
+        holding = [page(PATIENCE_S) for _ in range(2)]
+        async with asyncio.timeout(PATIENCE_S):
+            while len(opened) < 2:
+                await asyncio.sleep(0.01)
+        failures = await asyncio.gather(*(page(0.2) for _ in range(4)), return_exceptions=True)
+        assert [f.reason for f in failures if isinstance(f, FetchFailed)] == [Reason.TIMEOUT] * 4
+        assert len(opened) == 2
+        for task in holding:
+            task.cancel()
+        await asyncio.wait(holding)
+        is_slow = False
+        pages = await asyncio.gather(*(page(PATIENCE_S) for _ in range(6)))
+        assert [each.body for each in pages] == [b"x"] * 6
+
+    of_one_server(handler, ask)
