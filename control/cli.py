@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "months": ("control.cli_months:months", "Close months and verify them; correct; divide cost."),
     "invoices": ("control.cli_invoices:invoices", "Import providers' invoices; see where they differ."),
     "budgets": ("control.cli_budgets:budgets", "Say who will run over its budget, when, and what then."),
+    "exports": ("control.cli_exports:exports", "Drop months' files into folders and buckets."),
     "prices": ("control.cli_spend:prices", "List and add node-hour prices."),
     "users": ("control.cli_users:users", "Create accounts, set passwords and roles."),
     "tokens": ("control.cli_users:tokens", "Create and revoke scoped API tokens."),

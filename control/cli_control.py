@@ -21,7 +21,7 @@ import uvloop
 from aiohttp import ClientSession, web
 from sqlalchemy import Engine
 
-from control import ledger, usage
+from control import export_delivery, ledger, usage
 from control.alert_delivery import Courier
 from control.bake_verdict import verdict
 from control.closed_months import require_zone
@@ -30,6 +30,7 @@ from control.database_url import resolve_dsn
 from control.deps import Deps, Leadership
 from control.discovery import TICK_S, Discovery
 from control.estimate_runner import EstimateRunner
+from control.export_month import issuer_of
 from control.fetch import open_session
 from control.gateways import new_session
 from control.jobs import Controller, Loop, Step
@@ -140,6 +141,7 @@ def _controller(
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
         Step("quotas", AGAIN_S, 20.0, QuotaLeases(deps).tick),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
+        Step("exports", export_delivery.TICK_S, export_delivery.CLAIM_S, _dropper(settings, deps).tick),
         Step("estimates", 2.0, 20.0, estimates.tick),
     )
     return Controller(
@@ -149,6 +151,10 @@ def _controller(
 
 def _courier(settings: Settings, deps: Deps, metrics: ControlMetrics, http: ClientSession) -> Courier:
     return Courier(deps, http, metrics, settings.webhook_secrets, settings.public_url)
+
+
+def _dropper(settings: Settings, deps: Deps) -> export_delivery.Dropper:
+    return export_delivery.Dropper(deps, ZoneInfo(settings.finance_timezone), issuer_of(settings))
 
 
 async def serve_own_pages(metrics: ControlMetrics, loop: Loop, host: str, port: int) -> web.AppRunner:
