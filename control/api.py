@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -29,6 +30,7 @@ from control import (
     api_exports,
     api_finance,
     api_flow,
+    api_months,
     api_nodes,
     commands_policy,
     month_close,
@@ -61,6 +63,7 @@ class ApiDeps:
     clock: Clock
     zone: ZoneInfo
     issuer: Issuer = field(default_factory=Issuer)
+    finance_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ def build_app(deps: ApiDeps) -> Starlette:
                 *api_alerts.CALLS,
                 *api_nodes.CALLS,
                 *api_flow.CALLS,
+                *api_months.CALLS,
                 *api_finance.CALLS,
                 *api_exports.CALLS,
             )
@@ -274,6 +278,7 @@ def _called(call: Call) -> Work:
             body=asked.body,
             key=asked.idempotency_key,
             zone=deps.zone,
+            finance_key=deps.finance_key,
         )
         return _json(answer, call.code)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -44,6 +45,7 @@ class Asked:
     query: Mapping[str, str]
     body: Any = None
     zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))  # the declared one, which cuts months
+    finance_key: Path | None = None  # what months are signed with
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,11 @@ class Call:
         body: bytes,
         key: str | None,
         zone: ZoneInfo,
+        finance_key: Path | None = None,
     ) -> dict[str, Any]:
         """Carry the call out once for `key` and return what it answers. Raises what its command raises."""
         model = None if self.body is None else _parsed(self.body, body)
-        asked = Asked(session, now, actor, path, query, model, zone)
+        asked = Asked(session, now, actor, path, query, model, zone, finance_key)
         if self.method == "GET":
             return self.run(asked)
         action = f"{self.method} {self.path}"

@@ -30,7 +30,7 @@ def api(host: str | None, port: int | None) -> None:
     try:
         require_head(engine)
         zone = ZoneInfo(settings.finance_timezone)
-        app = build_app(ApiDeps(engine, SystemClock(), zone, issuer_of(settings)))
+        app = build_app(ApiDeps(engine, SystemClock(), zone, issuer_of(settings), settings.finance_key))
         uvicorn.run(
             app,
             host=host or settings.api_host,

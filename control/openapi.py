@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from control import api_alerts, api_exports, api_finance, api_flow, api_nodes
+from control import api_alerts, api_exports, api_finance, api_flow, api_months, api_nodes
 from control.api_calls import described
 from control.tokens import Scope
 from fleet.policy import Policy
@@ -177,6 +177,7 @@ def document() -> dict[str, Any]:
                     *api_alerts.CALLS,
                     *api_nodes.CALLS,
                     *api_flow.CALLS,
+                    *api_months.CALLS,
                     *api_finance.CALLS,
                     *api_exports.CALLS,
                 ),

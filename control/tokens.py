@@ -39,6 +39,7 @@ class Scope(StrEnum):
     ALERTS_WRITE = "alerts:write"
     FLEET_READ = "fleet:read"
     FLEET_WRITE = "fleet:write"
+    MONTHS_WRITE = "months:write"  # close and correct months
 
 
 @dataclass(frozen=True, slots=True)

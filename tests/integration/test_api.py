@@ -53,6 +53,7 @@ SCOPES = (
     "alerts:write",
     "fleet:read",
     "fleet:write",
+    "months:write",
 )
 #: method, path, scope, status with the right token and no body
 CALLS = [
@@ -68,6 +69,12 @@ CALLS = [
     ("GET", f"/api/v1/spend/{MONTH}.pdf", "spend:read", 422),
     ("GET", f"/api/v1/usage/{MONTH}.csv", "spend:read", 200),
     ("GET", f"/api/v1/usage/{MONTH}", "spend:read", 200),
+    ("GET", f"/api/v1/months/{MONTH}", "spend:read", 200),
+    ("GET", f"/api/v1/months/{MONTH}/verification", "spend:read", 409),
+    ("POST", f"/api/v1/months/{MONTH}/closing", "months:write", 200),
+    ("DELETE", f"/api/v1/months/{MONTH}/closing", "months:write", 200),
+    ("POST", f"/api/v1/months/{MONTH}/close", "months:write", 503),
+    ("POST", f"/api/v1/months/{MONTH}/corrections", "months:write", 422),
     ("GET", "/api/v1/alerts", "alerts:read", 200),
     ("POST", "/api/v1/alerts/1/acknowledge", "alerts:write", 404),
     ("POST", "/api/v1/silences", "alerts:write", 422),

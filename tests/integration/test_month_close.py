@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from control import adjustments, allocation_rules, month_close, usage
+from control import adjustments, allocation_rules, month_close
 from control.cli import main
 from control.closed_months import closed_month, require_zone, stored_body
 from control.database import session_scope
@@ -35,99 +35,35 @@ from control.tables import (
     GatewayRow,
     MonthCloseRow,
     MonthLineRow,
-    NodeQuarterRow,
     PoolRow,
     SampleRow,
     UsageRecordRow,
 )
 from fleet.errors import Conflict, Forbidden, InvalidInput, Unavailable
-from fleet.messages import UsagePage, UsageRecord
 from fleet.months import month_of
-from fleet.outcomes import Outcome, Tier
 from fleet.spend import subtotals
 from tests.gateway_process import ROOT
+from tests.month_books import (
+    APRIL,
+    CLOSING_TIME,
+    FAY,
+    FEBRUARY,
+    MARCH,
+    ZONE,
+    a_record,
+    deliver,
+    node_hours,
+    write_books,
+)
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
 
-ZONE = ZoneInfo("UTC")
-FAY = Actor("fay", Role.FINANCE, "cli")
-FEBRUARY = datetime(2026, 2, 1, tzinfo=UTC)
-MARCH = datetime(2026, 3, 1, tzinfo=UTC)
-APRIL = datetime(2026, 4, 1, tzinfo=UTC)
-CLOSING_TIME = MARCH + timedelta(hours=2)
-
-
-def a_record(seq: int, at: datetime, *, tenant: str = "acme", engine_s: float = 3_600.0) -> UsageRecord:
-    return UsageRecord(
-        seq=seq,
-        request_id=f"r{seq}",
-        tenant=tenant,
-        key_id="k",
-        tier=Tier.INTERACTIVE,
-        model="m",
-        endpoint="chat",
-        node="n1",
-        pool="a",
-        outcome=Outcome.COMPLETED,
-        prompt_tokens=500,
-        cached_tokens=None,
-        output_tokens=300,
-        exact=True,
-        reserved_tokens=900,
-        queued_s=0.0,
-        ttft_s=0.2,
-        engine_s=engine_s,
-        finished_at_s=at.timestamp(),
-    )
-
-
-def deliver(session: Session, *records: UsageRecord, at: datetime) -> int:
-    page = UsagePage(gateway="gw-1", spool="s1", records=records, last_seq=records[-1].seq)
-    return usage.store_page(session, "gw-1", page, at)
-
-
-def node_hours(session: Session, start: datetime, count: int, price_class: str = "on_demand") -> None:
-    for index in range(count * 4):
-        quarter = start + timedelta(minutes=15 * index)
-        session.add(
-            NodeQuarterRow(
-                node=f"n-{price_class}",
-                quarter=quarter,
-                pool="a",
-                price_class=price_class,
-                up_s=Decimal(900),
-                last_seen_at=quarter + timedelta(minutes=15),
-            )
-        )
-
 
 @pytest.fixture
 def books(database: FreshDatabase) -> FreshDatabase:
-    """February 2026: 10 node-hours at 28 USD, 4 places; acme held 10 of the 40 engine-hours (70 USD)."""
     with session_scope(database.engine) as session:
-        session.add(PoolRow(name="a", models=["m"], max_num_seqs=4, created_at=FEBRUARY))
-        session.add(
-            GatewayRow(name="gw-1", base_url="http://127.0.0.1:1", state="active", created_at=FEBRUARY)
-        )
-        session.flush()
-        add_price(
-            session,
-            price_class="on_demand",
-            usd_per_node_hour="28",
-            effective_from=FEBRUARY,
-            source="contract of the tests",
-            actor=FAY,
-            now=FEBRUARY,
-        )
-        node_hours(session, FEBRUARY, 10)
-        node_hours(session, MARCH, 1)
-        deliver(
-            session,
-            *(a_record(seq, FEBRUARY + timedelta(hours=seq)) for seq in range(1, 11)),
-            a_record(11, MARCH + timedelta(minutes=1), engine_s=60.0),
-            at=MARCH + timedelta(minutes=2),
-        )
+        write_books(session)
     return database
 
 

@@ -38,8 +38,8 @@ from control.tables import (
 from fleet.clock import ManualClock
 from fleet.errors import Conflict, Forbidden, InvalidInput
 from fleet.messages import UsagePage, UsageRecord
-from fleet.outcomes import Outcome, Tier
 from tests import in_process
+from tests.month_books import a_record
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
@@ -53,27 +53,7 @@ FINANCE = Actor("fay", Role.FINANCE, "cli")
 def record(
     seq: int, *, tenant: str = "acme", engine_s: float = 2.0, at: datetime = NOON, model: str = "m"
 ) -> UsageRecord:
-    return UsageRecord(
-        seq=seq,
-        request_id=f"r{seq}",
-        tenant=tenant,
-        key_id="k",
-        tier=Tier.INTERACTIVE,
-        model=model,
-        endpoint="chat",
-        node="n1",
-        pool="a",
-        outcome=Outcome.COMPLETED,
-        prompt_tokens=500,
-        cached_tokens=None,
-        output_tokens=300,
-        exact=True,
-        reserved_tokens=900,
-        queued_s=0.0,
-        ttft_s=0.2,
-        engine_s=engine_s,
-        finished_at_s=at.timestamp(),
-    )
+    return a_record(seq, at, tenant=tenant, engine_s=engine_s, model=model)
 
 
 class SpoolServer:
