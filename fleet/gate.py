@@ -108,7 +108,7 @@ class Gate:
 
     def tokens_of(self, request: Request, tier: Tier) -> int:
         """Return what a request would book in a tier: its prompt and its reserved output."""
-        return request.prompt_tokens + self._tickets.output_tokens(request, tier)
+        return request.prompt_tokens + self._tickets.output(request, tier)[0]
 
     def observe(self, states: Iterable[NodeState], now_s: float) -> None:
         """Take in what nodes said. Nodes that are not in the assignment are ignored."""

@@ -43,7 +43,7 @@ class Tickets:
         self._admission = policy.admission
         self.tiers = {tier: policy.tiers[tier] for tier in TIERS}
 
-    def _output(self, request: Request, tier: Tier) -> tuple[int, str]:
+    def output(self, request: Request, tier: Tier) -> tuple[int, str]:
         """Return the output to book and why. Without `max_tokens` at most half of the largest budget."""
         quantile = self._admission.output_reservation_quantile
         basis = HISTORY
@@ -71,7 +71,7 @@ class Tickets:
     ) -> Ticket:
         """Return a ticket for a request that came now."""
         admission = self._admission
-        output_tokens, basis = self._output(request, tier)
+        output_tokens, basis = self.output(request, tier)
         tokens = request.prompt_tokens + output_tokens
         size_class = size_class_of(tokens, admission.size_classes) if admission.size_classes else None
         key = now_s  # "as if it had come later by the time that aging takes to make up for its size"
