@@ -135,8 +135,9 @@ class Scraper:
     async def _fetch(self, url: str, place: Place, caps: PageCaps | None = None) -> FetchedPage:
         """Get a page; once more if the connection broke and there is time left."""
         started_s = self._clock.monotonic_s()
-        ask = partial(fetch_page, self._http, url, clock=self._clock, caps=caps, place=place)
-        ask = partial(ask, wire=self._wire)
+        ask = partial(
+            fetch_page, self._http, url, clock=self._clock, caps=caps, place=place, wire=self._wire
+        )
         try:
             return await ask(deadline_s=self._deadline_s)
         except FetchFailed as problem:
@@ -149,12 +150,13 @@ class Scraper:
     async def _node(self, target: Target, delay_s: float) -> NodeResult:
         await asyncio.sleep(delay_s)
         asked_s = self._clock.monotonic_s()
-        async with asyncio.TaskGroup() as tasks:
-            own = tasks.create_task(self._own_page(target, asked_s))
-            further = [tasks.create_task(self._further_page(target, page)) for page in target.pages]
-        result = own.result()
-        if further:
-            result = joined(target, result, [task.result() for task in further])
+        if target.pages:
+            async with asyncio.TaskGroup() as tasks:
+                own = tasks.create_task(self._own_page(target, asked_s))
+                further = [tasks.create_task(self._further_page(target, page)) for page in target.pages]
+            result = joined(target, own.result(), [task.result() for task in further])
+        else:
+            result = await self._own_page(target, asked_s)
         self._metrics.scrapes.labels(result="ok" if result.reason is None else result.reason.value).inc()
         self._metrics.scrape_seconds.observe(self._since(asked_s))
         return result
