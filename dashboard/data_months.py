@@ -13,6 +13,8 @@ from control import adjustments, month_close
 from control.adjustments import LateRecord
 from control.month_checks import Check, checklist
 from control.month_close import MonthView, Verified
+from control.queries_cost_rules import CommitmentView, RuleView, commitment_views, rule_views
+from control.queries_pools import pool_table
 from control.queries_spend import month_spend
 from dashboard.data import QUESTIONS, Reading, ask
 from dashboard.deps import Deps
@@ -29,6 +31,15 @@ class MonthBook:
     late: tuple[LateRecord, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CostRules:
+    """What finance declared, and the pools there are."""
+
+    rules: tuple[RuleView, ...]
+    commitments: tuple[CommitmentView, ...]
+    pools: tuple[str, ...]
+
+
 def _month_list(session: Any, of: Deps, now: datetime) -> list[MonthView]:
     return month_close.months(session, zone=of.zone, now=now)
 
@@ -42,6 +53,12 @@ def _month_book(session: Any, of: Deps, now: datetime, month: str) -> MonthBook:
     return MonthBook(spend, checks, None, ())
 
 
+def _cost_rules(session: Any, _of: Deps, _now: datetime) -> CostRules:
+    pools = tuple(pool.name for pool in pool_table(session))
+    return CostRules(tuple(rule_views(session)), tuple(commitment_views(session)), pools)
+
+
+QUESTIONS["cost_rules"] = _cost_rules
 QUESTIONS["month_list"] = _month_list
 QUESTIONS["month_book"] = _month_book
 
@@ -54,3 +71,8 @@ def month_list() -> Reading[list[MonthView]]:
 def month_book(month: str) -> Reading[MonthBook]:
     """One month with its checklist or its check."""
     return ask("month_book", month, is_brief=True)
+
+
+def cost_rules() -> Reading[CostRules]:
+    """Rules of allocation and commitments, newest first."""
+    return ask("cost_rules", is_brief=True)

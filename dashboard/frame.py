@@ -49,6 +49,8 @@ def navigation() -> st.Page:
                 page("sizing", "Sizing", ":material/straighten:"),
                 page("disciplines", "Disciplines", ":material/reorder:"),
                 page("goodput", "Goodput", ":material/speed:"),
+            ],
+            "Months": [
                 page("spend", "Spend", ":material/payments:"),
                 page("month_close", "Month close", ":material/lock_clock:"),
                 page("budgets", "Budgets", ":material/savings:"),

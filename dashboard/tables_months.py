@@ -34,3 +34,23 @@ ADJUSTMENTS: dict[str, Any] = {
     "requests": column.NumberColumn("Requests", format="localized"),
     "usd": _USD,
 }
+RULES: dict[str, Any] = {
+    "from": column.TextColumn("From month", width=90),
+    "basis": column.TextColumn("Divided by", width=130),
+    "unused": column.TextColumn("Unused parts", width=130),
+    "weight": column.TextColumn(
+        "Output token", width=90, alignment="right", help="A prompt token counts 1"
+    ),
+    "reason": column.TextColumn("Why", width=190),
+    "who": column.TextColumn("Declared by", width=100),
+}
+COMMITMENTS: dict[str, Any] = {
+    "of": column.TextColumn("Of", width=110),
+    "nodes": column.NumberColumn("Nodes", width=60),
+    "hourly": column.TextColumn("USD/h each", width=90, alignment="right"),
+    "upfront": column.TextColumn("USD upfront", width=95, alignment="right"),
+    "from": column.TextColumn("From", width=95),
+    "to": column.TextColumn("Until", width=95),
+    "source": column.TextColumn("Source", width=170),
+    "who": column.TextColumn("Entered by", width=90),
+}

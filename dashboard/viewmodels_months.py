@@ -11,6 +11,7 @@ from typing import Any
 from control.adjustments import LateRecord
 from control.month_checks import Check
 from control.month_close import MonthView, Verified
+from control.queries_cost_rules import CommitmentView, RuleView
 from dashboard import words
 from dashboard.times import Zone
 from dashboard.viewmodels import Card
@@ -24,6 +25,53 @@ KIND_WORDS = {
     "overhead": "platform overhead",
     "adjustment": "adjustments of closed months",
 }
+
+
+#: Values of allocation rules as people say them.
+_WORDS = {
+    "engine_seconds": "time a request held a place",
+    "tokens": "tokens",
+    "kv_token_seconds": "KV cache held over time",
+    "apart": "stay apart",
+    "proportional": "shared by use",
+    "even": "shared evenly by tenant",
+}
+BASIS_HELP = "What a tenant's part of a pool's used cost is measured in"
+NO_RULE = (
+    "No rule is declared: cost is divided by the time requests held a place, and unused parts stay apart."
+)
+PLATFORM = "the platform itself"
+
+
+def in_words(value: str) -> str:
+    """Return a rule's value as people say it."""
+    return _WORDS.get(value, value)
+
+
+def rule_rows(rules: Sequence[RuleView]) -> dict[str, list[Any]]:
+    """Return the rules by column; of one month the newest holds."""
+    return {
+        "from": [rule.from_month for rule in rules],
+        "basis": [in_words(rule.basis) for rule in rules],
+        "unused": [in_words(rule.share) for rule in rules],
+        "weight": [f"{rule.output_weight:f}" for rule in rules],
+        "reason": [rule.reason for rule in rules],
+        "who": [rule.created_by for rule in rules],
+    }
+
+
+def commitment_rows(found: Sequence[CommitmentView], zone: Zone) -> dict[str, list[Any]]:
+    """Return the commitments by column."""
+    return {
+        "of": [each.pool or PLATFORM for each in found],
+        "nodes": [each.nodes for each in found],
+        "hourly": [words.cents(each.usd_per_hour) for each in found],
+        "upfront": [words.cents(each.upfront_usd) for each in found],
+        "from": [zone.stamp(each.starts_at) for each in found],
+        "to": [zone.stamp(each.ends_at) for each in found],
+        "source": [each.source for each in found],
+        "who": [each.created_by for each in found],
+    }
 
 
 def list_rows(months: Sequence[MonthView], zone: Zone) -> dict[str, list[Any]]:

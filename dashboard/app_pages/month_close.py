@@ -6,6 +6,7 @@ import streamlit as st
 
 from dashboard import components, data, data_months, state, tables_months, viewmodels_spend, words
 from dashboard import viewmodels_months as vm
+from dashboard.cost_rule_forms import cost_rules
 from dashboard.month_controls import month_controls
 
 st.title("Month close")
@@ -48,3 +49,6 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
         st.subheader("Adjustments of closed months")
         components.table(adjustments, tables_months.ADJUSTMENTS, key="adjustments")
     month_controls(month, book.spend.state)
+declared = data_months.cost_rules()
+if not components.problem(declared, data.now(), chosen.zone) and declared.value is not None:
+    cost_rules(declared.value, chosen.zone)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from sqlalchemy import select
 
 from control.closed_months import closed_months
 from control.database import session_scope
 from control.prices import add_price
 from control.roles import Actor, Role
-from control.tables import NodeQuarterRow, PoolRow
+from control.tables import AuditRow, NodeQuarterRow, PoolRow
 from fleet.clock import SystemClock
 from fleet.months import month_at
 from tests.pages.conftest import Show, column, run_page, text
@@ -98,3 +99,40 @@ def test_last_month_is_closed_by_hand(
     next(b for b in at.button if b.label == "Enter the correction").click().run()
     at.selectbox(key="close_month").set_value(this_month.name).run()
     assert column(at, "why") == ["correction 1: refund"]
+
+
+def test_rules_and_commitments_are_declared_on_the_page_and_refused_with_a_reason(
+    full: Show, as_role: Callable[[str], str], dashboard_on: FreshDatabase
+) -> None:
+    as_role("finance")
+    at = full("month_close")
+    assert "No rule is declared" in text(at)
+    assert "Nothing is committed" in text(at)
+    at.text_input(key="rule_month").set_value("2031-02")
+    at.selectbox(key="rule_basis").set_value("tokens")
+    next(b for b in at.button if b.label == "Declare the rule").click().run()
+    assert "a reason of 1 to 300 characters is needed" in text(at)
+    at.text_input(key="rule_reason").set_value("board of 2 December")
+    next(b for b in at.button if b.label == "Declare the rule").click().run()
+    assert column(at, "reason") == ["board of 2 December"]
+    assert column(at, "basis") == ["tokens"]
+    at.text_input(key="commit_hourly").set_value("18.80")
+    at.text_input(key="commit_source").set_value("contract 4711")
+    next(b for b in at.button if b.label == "Enter the commitment").click().run()
+    assert "a commitment has a first and a last day" in text(at)
+    at.date_input(key="commit_from").set_value(date(2031, 1, 1))
+    at.date_input(key="commit_to").set_value(date(2032, 1, 1))
+    next(b for b in at.button if b.label == "Enter the commitment").click().run()
+    assert column(at, "hourly") == ["$18.80"]
+    with session_scope(dashboard_on.engine) as session:
+        actions = session.scalars(
+            select(AuditRow.action).where(AuditRow.via == "page").order_by(AuditRow.id)
+        ).all()
+    assert actions == ["allocation.rule", "commitment.add"]
+
+
+def test_an_operator_may_not_declare_how_cost_is_divided(full: Show, as_role: Callable[[str], str]) -> None:
+    as_role("operator")
+    at = full("month_close")
+    forms = {"Declare the rule", "Enter the commitment"}
+    assert {b.label for b in at.button if b.label in forms and b.disabled} == forms
