@@ -111,7 +111,8 @@ class Backlog:
         if not ticket.is_parked:
             self.queue.charge_tenant(ticket, in_turn=tenant_in_turn)
         for parked in self._parked.values():
-            if parked.tier is ticket.tier and self._placement.may_use(parked, book):
+            was_before = ticket.is_parked and ticket.ticket_id < parked.ticket_id
+            if parked.tier is ticket.tier and not was_before and self._placement.may_use(parked, book):
                 parked.passed_tokens += ticket.tokens
 
     def starts(self, now_s: float) -> Iterator[tuple[Ticket, NodeBudget]]:

@@ -7,8 +7,10 @@ asks for 1,000 * s tokens. Arrivals are Poisson, service exponential, so that cl
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import pytest
 from gate_world import assignment, node, open_gate, request, state
@@ -29,21 +31,33 @@ class Job:
     tier: Tier
 
 
-def jobs(load: float, seed: int) -> list[Job]:
+def jobs(load: float, seed: int, count: int = JOBS) -> list[Job]:
     """Return arrivals at `load` erlangs of jobs of 1 s on average, equally of each tier."""
     rng = random.Random(seed)
     at_s, made = 0.0, []
-    for _ in range(JOBS):
+    for _ in range(count):
         at_s += rng.expovariate(load)
         made.append(Job(at_s, 1 + int(rng.expovariate(1 / TOKENS_PER_S)), rng.choice(TIERS)))
     return made
 
 
-def waits_at_the_gate(path: list[Job], admission: dict[str, object], *, one_tier: bool) -> list[float]:
-    """Return each job's wait (s) when one slot serves what the gate starts."""
-    tiers = {tier.value: {"queue_timeout_s": 600} for tier in TIERS}
+def waits_at_the_gate(
+    path: list[Job],
+    admission: dict[str, object],
+    *,
+    one_tier: bool,
+    weights: tuple[int, int, int] = (70, 25, 5),
+) -> list[float]:
+    """Return each job's wait (s) when one slot serves what the gate starts. None is refused at the door."""
+    tiers = {
+        tier.value: {"queue_timeout_s": 600, "weight": weight}
+        for tier, weight in zip(TIERS, weights, strict=True)
+    }
     made = assignment(
-        nodes=[node("n1", max_num_seqs=1, kv_capacity_tokens=10**6)], tiers=tiers, admission=admission
+        nodes=[node("n1", max_num_seqs=1, kv_capacity_tokens=10**6)],
+        tiers=tiers,
+        admission=admission,
+        limiters={"expected_wait": "off"},
     )
     gate = open_gate(made)
     waits = [-1.0] * len(path)
@@ -145,3 +159,60 @@ def test_a_higher_tier_waits_less_and_the_lowest_is_not_starved():
     first_come = sum(waits_first_come(path)) / len(path)
     assert mean[Tier.INTERACTIVE] < mean[Tier.BATCH] < mean[Tier.BEST_EFFORT]
     assert mean[Tier.INTERACTIVE] < first_come < mean[Tier.BEST_EFFORT] < 13.1 / 5.67 * first_come * 1.2
+
+
+def waits_by_priority(path: list[Job]) -> list[float]:
+    """Return the waits of a single server that takes the highest tier first, first come inside it."""
+    waits = [0.0] * len(path)
+    there: list[tuple[int, int]] = []
+    now_s, following = 0.0, 0
+    for _ in path:
+        if not there:
+            now_s = max(now_s, path[following].at_s)
+        while following < len(path) and path[following].at_s <= now_s:
+            heapq.heappush(there, (TIERS.index(path[following].tier), following))
+            following += 1
+        _, number = heapq.heappop(there)
+        waits[number] = now_s - path[number].at_s
+        now_s += path[number].tokens / TOKENS_PER_S
+    return waits
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Return the mean and its standard error by 20 batch means: neighbours' waits are not independent.
+
+    Source: Law, Simulation Modeling and Analysis (5th ed., 2015), 9.5.3.
+    """
+    length = len(values) // 20
+    means = [fmean(values[n * length : (n + 1) * length]) for n in range(20)]
+    return fmean(values), stdev(means) / math.sqrt(20)
+
+
+def test_at_98_to_1_two_tiers_wait_as_cobham_says():
+    # lambda (0.2, 0.6), mu 1: residual work 0.8; W1 = 0.8/0.8 = 1; W2 = 0.8/(0.8 * 0.2) = 5.
+    # Source: Cobham, "Priority assignment in waiting line problems" (Operations Research 2, 1954)
+    rng = random.Random(1)
+    at_s, path = 0.0, list[Job]()
+    for _ in range(10_000):
+        at_s += rng.expovariate(0.8)
+        tier = Tier.INTERACTIVE if rng.random() < 0.25 else Tier.BATCH
+        path.append(Job(at_s, 1 + int(rng.expovariate(1 / TOKENS_PER_S)), tier))
+    got = waits_at_the_gate(path, {"order": "fifo"}, one_tier=False, weights=(98, 1, 1))
+    strict = waits_by_priority(path)
+    for tier, theory_s in ((Tier.INTERACTIVE, 1.0), (Tier.BATCH, 5.0)):
+        mine = [wait for job, wait in zip(path, got, strict=True) if job.tier is tier]
+        by_priority = [wait for job, wait in zip(path, strict, strict=True) if job.tier is tier]
+        assert sum(mine) == pytest.approx(sum(by_priority), rel=0.01)  # path by path
+        mean, error = mean_and_error(mine)
+        assert abs(mean - theory_s) <= 3 * error
+
+
+def test_shortest_first_gains_what_the_integral_says():
+    # M/M/1 at rho 0.85: the integral of W0/(1 - rho(x))^2 dF is 2.3638 s against 5.6667 s first come.
+    # Source: Phipps, "Machine repair as a priority waiting-line problem" (Operations Research 4, 1956)
+    path = jobs(0.85, seed=6, count=10_000)
+    got = waits_at_the_gate(path, {"order": "sjf_aging", "aging_rate": 0}, one_tier=True)
+    mean, error = mean_and_error(got)
+    assert abs(mean - 2.363773697) <= 3 * error
+    first_come, first_come_error = mean_and_error(waits_first_come(path))
+    assert abs(first_come - 5.0 - 2 / 3) <= 3 * first_come_error
