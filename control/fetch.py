@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -130,6 +131,7 @@ def is_allowed(address: Address) -> bool:
     return address.is_loopback or not address.is_reserved
 
 
+@lru_cache(maxsize=8192)
 def split_url(url: str, *, default_path: str = "/metrics") -> SplitResult:
     """Return the parts of an address; an empty path becomes the default. Raises FetchFailed (BLOCKED).
 
@@ -231,6 +233,8 @@ def _ahead_s(date_s: float, now_s: float, duration_s: float) -> float:
 async def _addresses(parts: SplitResult) -> list[Address]:
     """Resolve once. One forbidden address among several condemns the name."""
     host = parts.hostname or ""
+    if _is_plain_address(host):
+        return [ip_address(host)]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, parts.port or 80, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
@@ -246,6 +250,15 @@ async def _addresses(parts: SplitResult) -> list[Address]:
                 hint="Link-local, multicast and metadata addresses are never fetched from",
             )
     return addresses[:_ADDRESSES_TRIED]
+
+
+@lru_cache(maxsize=8192)
+def _is_plain_address(host: str) -> bool:
+    """True where the host is an address in its usual form, and one that may be asked."""
+    try:
+        return "%" not in host and is_allowed(ip_address(host))
+    except ValueError:
+        return False
 
 
 async def _get(

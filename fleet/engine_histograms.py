@@ -95,11 +95,22 @@ def _usual(
 ) -> dict[Key, Histogram] | None:
     """Return a family of one engine, one sum and rising counts; None where it has to be looked at closely.
 
-    Keys of lines seen before are the same objects, so that comparing them costs next to nothing.
+    The lines of a page seen before have their answer; keys of lines seen before are the same objects, so
+    that comparing them costs next to nothing.
     """
-    keys = [key for key, _ in samples]
-    sums = families.series.get(f"{name}_sum", ())
-    if len(sums) != 1 or sums[0][0].group != keys[0].group:
+    known = {} if families.layout is None else families.layout.edges
+    edges, sums = known.get(name), families.series.get(f"{name}_sum", [])
+    if edges is None:
+        edges = _usual_edges([key for key, _ in samples], [key for key, _ in sums])
+        if edges is None:
+            return None
+        known[name] = edges
+    histogram = from_rising(edges, [count for _, count in samples], sums[0][1])
+    return None if histogram is None else {key_of(samples[0]): histogram}
+
+
+def _usual_edges(keys: list[SeriesKey], sums: list[SeriesKey]) -> tuple[float, ...] | None:
+    if len(sums) != 1 or sums[0].group != keys[0].group:
         return None
     shape = _shapes.get(keys[0].canonical)
     if shape is None or shape.keys != keys:
@@ -109,8 +120,7 @@ def _usual(
         if len(_shapes) >= _SHAPES_MAX:
             _shapes.clear()
         _shapes[keys[0].canonical] = shape
-    histogram = from_rising(shape.edges, [count for _, count in samples], sums[0][1])
-    return None if histogram is None else {key_of(samples[0]): histogram}
+    return shape.edges
 
 
 def _shape(keys: list[SeriesKey]) -> _Shape | None:

@@ -36,6 +36,7 @@ class PageLayout:
         self.declared: frozenset[str] = frozenset()
         self.ended = False
         self.names: dict[str, NamesRead] = {}  # by dialect: what follows from the names alone
+        self.edges: dict[str, tuple[float, ...]] = {}  # of families of one engine that are written well
         self.series_count = len(wanted)
         self._heads = heads
         self._keys = [key or _NO_KEY for key in keys]
