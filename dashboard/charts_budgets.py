@@ -6,9 +6,10 @@ Pure; days are those of finance's zone, money is US dollars. Prevents: a forecas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from control.budgets import TenantBudget
 from dashboard import theme
@@ -18,16 +19,20 @@ from fleet.months import Month
 _HEIGHT_PX = 320
 
 
-def month_path(budget: TenantBudget, month: Month, today: date, thresholds: Sequence[float]) -> Figure:
-    """Return cumulative spend, forecast and budget of the running month."""
-    state = budget.state
-    first = date.fromisoformat(f"{month.name}-01")
+def month_path(budget: TenantBudget, month: Month, now: datetime, thresholds: Sequence[float]) -> Figure:
+    """Return cumulative spend, forecast and budget of the running month, at `now`.
+
+    A point stands where its day ends; the last one of what is spent, and the first ahead, stand at `now`.
+    """
+    state, here = budget.state, now.astimezone(ZoneInfo(month.zone))
+    first, today = date.fromisoformat(f"{month.name}-01"), here.date()
     days = [first + timedelta(days=n) for n in range((today - first).days + 1)]
-    spent = _running(budget.days, days)
+    at = [*map(_midnight, days), f"{here:%Y-%m-%d %H:%M}"]
     data: list[dict[str, Any]] = []
     if state.forecast is not None:
-        data += _ahead(budget, today)
-    data.append(_line("spent", days, spent, theme.BLUE, "solid", 3))
+        data += _ahead(budget, at[-1])
+    data.append(_line("spent", at, [0.0, *_running(budget.days, days)], theme.BLUE, "solid", 3))
+    last = month.end.astimezone(ZoneInfo(month.zone)).date()
     layout: dict[str, Any] = {
         "margin": {"l": 64, "r": 90, "t": 40, "b": 48},
         "height": _HEIGHT_PX,
@@ -38,7 +43,12 @@ def month_path(budget: TenantBudget, month: Month, today: date, thresholds: Sequ
             "xanchor": "left",
             "y": 0.98,
         },
-        "xaxis": {"type": "date", "tickformat": "%-d %b", "nticks": 10},
+        "xaxis": {
+            "type": "date",
+            "tickformat": "%-d %b",
+            "nticks": 10,
+            "range": [_midnight(first), _midnight(last)],
+        },
         "yaxis": {"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
         "legend": {"orientation": "h", "y": -0.2, "x": 0, "yanchor": "top", "font": {"size": 10}},
         "hovermode": "x unified",
@@ -60,25 +70,28 @@ def _running(by_day: Mapping[date, Decimal], days: Sequence[date]) -> list[float
 
 
 def _line(
-    name: str, days: Sequence[date], usd: Sequence[float], colour: str, dash: str, width: int
+    name: str, at: Sequence[str], usd: Sequence[float], colour: str, dash: str, width: int
 ) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name,
-        "x": [day.isoformat() for day in days],
+        "x": list(at),
         "y": [rounded(value) for value in usd],
         "line": {"color": colour, "width": width, "dash": dash},
         "hovertemplate": "$%{y:,.0f}<extra>" + name + "</extra>",
     }
 
 
-def _ahead(budget: TenantBudget, today: date) -> list[dict[str, Any]]:
+def _midnight(day: date) -> str:
+    return f"{day} 00:00"
+
+
+def _ahead(budget: TenantBudget, here: str) -> list[dict[str, Any]]:
     """Return forecast and interval, from what is spent now on."""
     state = budget.state
     path = state.forecast.days if state.forecast else ()
-    # The forecast's first point is the end of today; what is spent now stands at today.
-    days = [today, *(day.day + timedelta(days=1) for day in path)]
+    days = [here, *(_midnight(day.day + timedelta(days=1)) for day in path)]
     now = float(state.spent_usd)
     low = _line("low", days, [now, *(d.low for d in path)], theme.ORANGE, "solid", 0)
     high = _line("four months in five", days, [now, *(d.high for d in path)], theme.ORANGE, "solid", 0)

@@ -12,15 +12,14 @@ import streamlit as st
 column = st.column_config
 
 BUDGETS: dict[str, Any] = {
-    "tenant": column.TextColumn("Tenant", width="small"),
-    "standing": column.TextColumn("This month it", width="small"),
-    "part": column.ProgressColumn("Spent, %", min_value=0, max_value=100, format="%.0f %%", width="small"),
-    "usd": column.TextColumn("Spent of budget, USD", alignment="right"),
+    "tenant": column.TextColumn("Tenant", width=85),
+    "standing": column.TextColumn("Standing", width=120),
+    "part": column.ProgressColumn("Spent, %", min_value=0, max_value=100, format="%.0f %%", width=75),
+    "usd": column.TextColumn("Spent, USD", alignment="right", width=95),
     "end": column.TextColumn(
-        "Month's end, USD", alignment="right", help="Middle, and the interval for four months in five"
+        "Month's end", alignment="right", width=105, help="USD: middle, and the interval for four in five"
     ),
-    "when": column.TextColumn("Budget spent"),
-    "then": column.TextColumn("Then", width="medium"),
+    "then": column.TextColumn("Then it", width=110),
 }
 GATEWAYS: dict[str, Any] = {
     "gateway": column.TextColumn("Gateway", width="small"),

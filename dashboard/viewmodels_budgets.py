@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from control.budgets import BudgetReport, TenantBudget
 from dashboard import words
@@ -37,11 +36,12 @@ _ACTIONS = {
     OverBudget.REFUSE: "refuses with 429",
 }
 #: Words of a gateway that need somebody to look, worst first.
+_AHEAD = (Standing.OVER, Standing.WILL, Standing.LIKELY, Standing.MAY)
 _FAULTS = (Doing.CANNOT, Doing.LATE, Doing.UNKNOWN, Doing.OFF)
 METHOD = (
     "Spent is what the controller holds against the budget: this month's lines without adjustments. The "
-    f"forecast is from complete days and their weekdays; its interval is for {COVERAGE:.0%} of months. "
-    "Alerts open at "
+    "forecast is from complete days and their weekdays; its interval is for "
+    f"{100 * COVERAGE:.0f} % of months. Alerts open at "
 )
 
 
@@ -49,17 +49,11 @@ def headline(report: BudgetReport) -> tuple[Tone, str]:
     """Return who will run over and when, in one sentence."""
     if not report.budgets:
         return "plain", "No tenant has a budget: set monthly_budget_usd on the Policy page"
-    said: list[str] = []
-    for budget in report.budgets:
-        state = budget.state
-        if state.standing in (Standing.OVER, Standing.WILL, Standing.LIKELY, Standing.MAY):
-            when = when_text(state.crossing, is_spent=state.standing is Standing.OVER)
-            what = "is over its budget" if state.standing is Standing.OVER else str(state.standing)
-            said.append(f"{state.tenant} {what} ({when}), then each gateway {_ACTIONS[budget.action]}")
+    said = [_sentence(b) for b in report.budgets if b.state.standing in _AHEAD]
     tone = TONES[report.budgets[0].state.standing]
     if said:
         more = f", and {len(said) - 3} more" if len(said) > 3 else ""
-        return tone, words.plain("; ".join(said[:3]) + more)
+        return tone, words.plain(". ".join(said[:3]) + more)
     unknown = sum(b.state.standing is Standing.UNKNOWN for b in report.budgets)
     if unknown:
         return (
@@ -67,6 +61,15 @@ def headline(report: BudgetReport) -> tuple[Tone, str]:
             f"Nobody is over a budget; of {words.plural(unknown, 'tenant')} it is too early to say",
         )
     return "good", "Every tenant stays within its budget, at the high end of its forecast too"
+
+
+def _sentence(budget: TenantBudget) -> str:
+    state = budget.state
+    is_spent = state.standing is Standing.OVER
+    when = when_text(state.crossing, is_spent=is_spent)
+    verb = "is likely to run over" if state.standing is Standing.LIKELY else state.standing
+    what = f"is over its budget {when}" if is_spent else f"{verb} its budget, {when}"
+    return f"{state.tenant} {what}; then it {then_text(budget)}"
 
 
 def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:
@@ -106,18 +109,19 @@ def budget_rows(report: BudgetReport) -> dict[str, list[Any]]:
     budgets = report.budgets
     return {
         "tenant": [b.state.tenant for b in budgets],
-        "standing": [f"{_SIGNS[TONES[b.state.standing]]} {b.state.standing}" for b in budgets],
+        "standing": [_standing(b) for b in budgets],
         "part": [None if b.state.ratio is None else min(100.0, 100 * b.state.ratio) for b in budgets],
         "usd": [f"{b.state.spent_usd:,.2f} of {b.state.limit_usd:,.2f}" for b in budgets],
         "end": [_end(b) for b in budgets],
-        "when": [
-            when_text(b.state.crossing, is_spent=b.state.standing is Standing.OVER)
-            if b.state.forecast or b.state.standing is Standing.OVER
-            else None
-            for b in budgets
-        ],
         "then": [then_text(b) for b in budgets],
     }
+
+
+def _standing(budget: TenantBudget) -> str:
+    state = budget.state
+    is_spent = state.standing is Standing.OVER
+    when = f", {when_text(state.crossing, is_spent=is_spent)}" if state.standing in _AHEAD else ""
+    return f"{_SIGNS[TONES[state.standing]]} {state.standing}{when}"
 
 
 def _end(budget: TenantBudget) -> str | None:
@@ -128,9 +132,9 @@ def _end(budget: TenantBudget) -> str | None:
 
 
 def when_text(crossing: Crossing, *, is_spent: bool) -> str:
-    """Return when a budget is spent: "on 14 Mar", "21 Mar to 28 Mar, likely 24 Mar", "not this month"."""
+    """Return when: "since 14 Mar", "21 Mar to 28 Mar, likely 24 Mar", "not this month"."""
     if is_spent:
-        return "this month" if crossing.day is None else f"on {_day(crossing.day)}"
+        return "this month" if crossing.day is None else f"since {_day(crossing.day)}"
     if crossing.earliest is None:
         return "not this month"
     if crossing.earliest == crossing.latest:
@@ -150,8 +154,9 @@ def then_text(budget: TenantBudget) -> str:
         return f"{_ACTIONS[budget.action]}; no gateway is registered"
     count = Counter(each.doing for each in budget.gateways)
     said = ", ".join(f"{count[doing]} {doing}" for doing in Doing if count[doing])
+    said = f"{'gateway' if len(budget.gateways) == 1 else 'gateways'}: {said}"
     shadow = {Mode.SHADOW: " in shadow", Mode.OFF: " switched off", Mode.ENFORCE: ""}[budget.mode]
-    return f"{_ACTIONS[budget.action]}{shadow}: {said}"
+    return f"{_ACTIONS[budget.action]}{shadow} ({said})"
 
 
 def gateway_rows(budget: TenantBudget) -> dict[str, list[Any]]:
@@ -186,11 +191,6 @@ def method_text(report: BudgetReport) -> str:
 def no_forecast_text(budget: TenantBudget) -> str:
     """Return why there is no forecast; nothing where there is one."""
     return words.plain(budget.state.why_unknown)
-
-
-def today(report: BudgetReport, now: datetime) -> date:
-    """Return the day it is in finance's zone."""
-    return now.astimezone(ZoneInfo(report.month.zone)).date()
 
 
 def names(report: BudgetReport) -> list[str]:

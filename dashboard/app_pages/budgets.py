@@ -26,7 +26,7 @@ if report.budgets:
     left, right = components.two()
     with left:
         components.plot(
-            charts_budgets.month_path(one, report.month, vm.today(report, data.now()), report.thresholds),
+            charts_budgets.month_path(one, report.month, data.now(), report.thresholds),
             key="budget_path",
         )
         if why := vm.no_forecast_text(one):

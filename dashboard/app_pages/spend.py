@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import access, components, data, state, tables, words
+from dashboard import components, data, state, tables
 from dashboard import viewmodels_spend as vm
+from dashboard.exports_panel import exports_panel
 from dashboard.prices_panel import prices_panel
+from dashboard.reconciliation_panel import days_panel, reconciliation_panel
 
 st.title("Spend")
 chosen = state.filters()
@@ -29,21 +31,12 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
         with column:
             st.subheader(f"By {by}")
             components.table(vm.subtotal_rows(spend, by), tables.SUBTOTALS, key=f"by_{by}")
+    days_panel(month, chosen.zone)
     st.subheader("Lines")
     components.table(vm.line_rows(spend), tables.SPEND, key="lines")
-    st.subheader("Export")
-    why_not = access.may_not(access.EXPORT)
-    export = data.export(month)
-    if export.value is not None and export.value.refused is not None:
-        components.failure(export.value.refused, title="No export")
-    elif export.value is not None and export.value.export is not None:
-        if why_not:
-            st.caption(words.plain(why_not))
-        with st.container(horizontal=True):
-            for label, path in vm.export_links(month):
-                st.link_button(label, path, disabled=why_not is not None, help=why_not)
-        st.caption(vm.export_text(export.value.export, chosen.zone))
+    exports_panel(month, chosen.zone)
 
+reconciliation_panel(month, chosen.zone)
 st.subheader("Prices of node-hours")
 prices = data.price_list()
 if not components.problem(prices, data.now(), chosen.zone) and prices.value is not None:
