@@ -17,6 +17,7 @@ from control.cli_estimate_compare import compare
 from control.cli_estimate_confirm import confirm
 from control.cli_estimate_disciplines import disciplines
 from control.cli_estimate_goodput import goodput
+from control.cli_estimate_replay import replay_command
 from control.cli_estimate_run import run
 from control.cli_estimate_runs import COMMANDS as BACKGROUND
 from fleet.cost import (
@@ -59,6 +60,7 @@ estimate.add_command(run)
 estimate.add_command(confirm)
 estimate.add_command(disciplines)
 estimate.add_command(goodput)
+estimate.add_command(replay_command)
 estimate.add_command(compare)
 for _command in BACKGROUND:
     estimate.add_command(_command)

@@ -22,6 +22,7 @@ from fleet.errors import InvalidInput
 from fleet.goodput import (
     LIMIT_WORDS,
     MAX_BATCH,
+    QUOTA_SHARE,
     Advice,
     Choice,
     EngineModel,
@@ -214,7 +215,7 @@ def _overload(
         rate,
         best.batch,
         objectives,
-        admitted_rate=best.best.rate,
+        admitted_rate=QUOTA_SHARE * best.best.rate,
         timeout_s=INTERACTIVE_TIMEOUT_S,
         **runs,
     )
@@ -341,7 +342,7 @@ def as_text(document: dict[str, Any]) -> str:
     if over is not None:
         lines.append(
             f"At {over['rate']:.2f} requests/s: {over['in_time']:.2f} in time without admission, "
-            f"{over['in_time_with_admission']:.2f} with the quota above, which refuses "
+            f"{over['in_time_with_admission']:.2f} with the quotas above, which refuses "
             f"{over['refused_share']:.0%}."
         )
     return "\n".join([*lines, *(f"! {note}" for note in document["notes"])])

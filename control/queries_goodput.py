@@ -45,6 +45,7 @@ class Today:
     """What a node did in the last ten minutes."""
 
     arrival_rate: float | None  # of the newest verdict
+    throughput: float | None  # finished, of the same
     ttft_p95: Quantile | None
 
 
@@ -91,13 +92,14 @@ def curve_in(detail: dict[str, Any]) -> StepCurve | None:
 
 
 def today(session: Session, node: str, now: datetime) -> Today:
-    """Return a node's newest arrival rate and its p95 of the first token over ten minutes."""
+    """Return a node's newest rates and its p95 of the first token over ten minutes."""
     h = HealthRow
-    rate = session.scalar(
-        select(h.arrival_rate)
+    rates = session.execute(
+        select(h.arrival_rate, h.throughput)
         .where(h.scope == "node", h.name == node, h.at > now - RECENT)
         .order_by(h.at.desc())
         .limit(1)
-    )
+    ).first()
     latency = latency_quantiles(session, since=now - RECENT, until=now, node=node)
-    return Today(rate, latency["ttft_s"].p95)
+    arrival_rate, throughput = (None, None) if rates is None else rates
+    return Today(arrival_rate, throughput, latency["ttft_s"].p95)

@@ -62,5 +62,7 @@ def _whole(label: str, name: str, value: int, low: int, high: int) -> int:
 
 
 def _real(label: str, name: str, value: float, low: float, high: float) -> float:
-    found = st.number_input(label, low, high, value, key=f"disciplines_{name}", bind="query-params")
+    found = st.number_input(
+        label, low, high, value, key=f"disciplines_{name}", bind="query-params", format="%g"
+    )
     return float(found or 0.0)

@@ -64,6 +64,7 @@ def asked(engines: list[FittedEngine]) -> Asked:
         most_batch=round(most),
         in_use=round(slots),
         today_rate=today or None,
+        today_served=now.throughput if now is not None else None,
         today_ttft_s=None if ttft_now is None or ttft_now.too_few else ttft_now.estimate,
     )
 
@@ -81,5 +82,5 @@ def _real(label: str, name: str, value: float, low: float, place: str = "", high
     """Draw one number. `place`: whose it is, so that another engine brings its own."""
     key = f"goodput_{name}_{place}" if place and place != "typed" else f"goodput_{name}"
     shared = None if place and place != "typed" else "query-params"
-    found = st.number_input(label, float(low), float(high), float(value), key=key, bind=shared)
+    found = st.number_input(label, float(low), float(high), float(value), key=key, bind=shared, format="%g")
     return float(found or 0.0)

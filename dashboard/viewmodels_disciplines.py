@@ -11,6 +11,7 @@ from typing import Any
 
 from dashboard import theme, words
 from dashboard.charts import Figure, rounded
+from fleet.outcomes import TIERS
 
 GROUPINGS = {"by_class": "size", "by_tier": "tier", "by_tenant": "tenant"}
 
@@ -75,10 +76,17 @@ def group_rows(compared: Mapping[str, Any]) -> dict[str, list[Any]]:
         {"who": f"{kind} {name}", "case": case["name"], "offered": words.count(case[key][name]["offered"])}
         | _latencies(case[key][name])
         for key, kind in GROUPINGS.items()
-        for name in compared["cases"][0][key]
+        for name in _ordered(compared["cases"][0][key])
         for case in compared["cases"]
     ]
     return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _ordered(names: Mapping[str, Any]) -> list[str]:
+    """Return sizes from short to long and tiers by precedence; the rest as it comes."""
+    order = ("short", "medium", "long", *(tier.value for tier in TIERS))
+    known = [name for name in order if name in names]
+    return [*known, *(name for name in names if name not in known)]
 
 
 def notice_lines(compared: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -92,7 +100,7 @@ def notice_lines(compared: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def tail_figure(compared: Mapping[str, Any]) -> Figure:
     """Return p99 of the first token by size class, one bar a case, on a log axis."""
     cases = compared["cases"]
-    names = list(cases[0]["by_class"])
+    names = _ordered(cases[0]["by_class"])
     data: list[dict[str, Any]] = [
         {
             "type": "bar",

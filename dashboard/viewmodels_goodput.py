@@ -33,7 +33,8 @@ class Asked:
     quantile: float
     most_batch: int
     in_use: int | None
-    today_rate: float | None
+    today_rate: float | None  # what comes
+    today_served: float | None  # what of it is served: the first token is theirs
     today_ttft_s: float | None  # measured; None: not known
 
 
@@ -123,10 +124,10 @@ def latency_figure(asked: Asked, advice: Advice, simulated: Sequence[dict[str, A
     bound = asked.objectives.ttft_s
     layout: dict[str, Any] = {
         "title": {"text": f"First token at p{100 * asked.quantile:g}, ms", "font": {"size": 13}, "x": 0},
-        "margin": {"l": 52, "r": 12, "t": 34, "b": 80},
+        "margin": {"l": 52, "r": 12, "t": 34, "b": 96},
         "xaxis": {"title": {"text": "requests/s of one engine"}, "rangemode": "tozero"},
         "yaxis": {"type": "log", "dtick": 1},
-        "legend": {"orientation": "h", "y": -0.28, "x": 0, "yanchor": "top"},
+        "legend": {"orientation": "h", "y": -0.36, "x": 0, "yanchor": "top"},
         "uirevision": "goodput",
         "shapes": [],
     }
@@ -204,7 +205,7 @@ def _simulated(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _today(asked: Asked) -> list[dict[str, Any]]:
     """Return today's point: as measured, else where the curve of what is in use has it."""
-    rate, first_s = asked.today_rate, asked.today_ttft_s
+    rate, first_s = asked.today_served or asked.today_rate, asked.today_ttft_s
     name = "today, measured"
     if rate is None:
         return []
@@ -264,10 +265,10 @@ def rate_figure(advice: Advice) -> Figure:
     ]
     layout: dict[str, Any] = {
         "title": {"text": "Requests/s of one engine by batch", "font": {"size": 13}, "x": 0},
-        "margin": {"l": 52, "r": 12, "t": 34, "b": 80},
+        "margin": {"l": 52, "r": 12, "t": 34, "b": 96},
         "xaxis": {"title": {"text": "sequences at once"}, "type": "log", "dtick": 0.30103},
         "yaxis": {"rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": -0.28, "x": 0, "yanchor": "top"},
+        "legend": {"orientation": "h", "y": -0.36, "x": 0, "yanchor": "top"},
         "uirevision": "goodput_batches",
         "shapes": [],
     }

@@ -24,6 +24,8 @@ Vector = NDArray[np.float64]
 
 #: Batches tried, beside the one in use.
 BATCHES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+#: Of the advised rate as quota: a quota counts tokens, and short requests pass when it is short.
+QUOTA_SHARE = 0.85
 #: Fewer sequences for at most this much less goodput: shorter gaps between tokens, less KV.
 NEAR_BEST = 0.03
 MAX_BATCH = 4096
@@ -368,13 +370,14 @@ def _words(
     point_ = best.best
     if point_ is None:
         return ()
-    tokens = point_.rate * (model.prompt_tokens + model.output_tokens) * 60
+    tokens = QUOTA_SHARE * point_.rate * (model.prompt_tokens + model.output_tokens) * 60
     found = [
         f"Set max-num-seqs, or max_num_seqs of the pool at the gateway, to {best.batch}: at most so many "
         "sequences at once on an engine.",
-        f"Admit at most {point_.rate:.2f} requests/s an engine (quotas of {tokens:,.0f} tokens a minute, "
-        f"bursts of {tokens / 6:,.0f}); what comes above is refused at once instead of making everybody "
-        f"late. What is reached first is {LIMIT_WORDS[best.limited_by]}.",
+        f"Admit at most {point_.rate:.2f} requests/s an engine; what comes above is refused at once, "
+        f"instead of making everybody late. What is reached first is {LIMIT_WORDS[best.limited_by]}.",
+        f"As quotas: {QUOTA_SHARE:.0%} of that to begin with, {tokens:,.0f} tokens a minute an engine, "
+        f"bursts of {tokens / 6:,.0f}.",
     ]
     used = next((c for c in choices if c.batch == in_use), None)
     if used is not None and used.best is None:
