@@ -21,6 +21,7 @@ from admission.explaining import DECISIONS_PATH, decision_answer
 from admission.identity import bearer, is_same_secret
 from admission.nodes import NodeBook
 from admission.proxy import read_body
+from admission.quota_gauges import over_quota
 from admission.quota_lease import MAX_LEASE_BYTES, answer_lease
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
@@ -43,6 +44,7 @@ from fleet.messages import (
     parse_assignment,
 )
 from fleet.outcomes import TIERS
+from fleet.policy import pointer_of
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +256,8 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         digest=state.digest,
         from_disk=state.is_from_disk,
         shares=held.shares if held else {},
+        over=over_quota(snapshot),
+        unsupported=_unsupported(state),
         in_flight_requests=snapshot.in_flight_requests,
         in_flight_tokens=snapshot.in_flight_tokens,
         queues=queues,
@@ -264,6 +268,18 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         clock_at_s=state.clock.now().timestamp(),
         started_at_s=state.started_at_s,
         last_rejection=state.last_rejection,
+    )
+
+
+def _unsupported(state: GatewayState) -> tuple[str, ...]:
+    """Return what of the policy in force this gateway does not do."""
+    if state.assignment is None or state.settings.quota_store_url is not None:
+        return ()
+    tenants = state.assignment.policy.tenants
+    return tuple(
+        pointer_of(("tenants", name, "quota_mode"))
+        for name, tenant in tenants.items()
+        if tenant.quota_mode == "exact"
     )
 
 

@@ -22,6 +22,7 @@ from admission.identity import caller_of
 from admission.metrics import CONTENT_TYPE, Family
 from admission.nodes import NodeBook
 from admission.proxy import BodyTooLarge, ClientLeft, Proxy
+from admission.quota_gauges import quota_families
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
 from fleet.errors import FleetError, Unauthenticated, Unavailable
@@ -128,7 +129,9 @@ class App:
         yield Family(prefix + "in_flight_requests", "Requests at engines.", flow, held.running)
         yield Family(prefix + "in_flight_tokens", "Tokens booked at engines.", flow, held.tokens)
         limiters = None if state.assignment is None else state.assignment.policy.limiters
-        yield from gate_families(state.gate.snapshot(state.clock.monotonic_s()), limiters)
+        snapshot = state.gate.snapshot(state.clock.monotonic_s())
+        yield from gate_families(snapshot, limiters)
+        yield from quota_families(snapshot, state.quotas, state.room.exact)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
         generation = state.assignment.generation if state.assignment else 0
         single: tuple[tuple[str, str, float, str], ...] = (

@@ -53,6 +53,7 @@ class QuotaLeases:
     ends_s: float = 0.0  # shares above the assigned ones end
     rises_s: float = 0.0  # shares below them rise
     lent: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])
+    _whole: frozenset[str] = frozenset()  # tenants whose quota is counted elsewhere
     _needs: Needs = field(default_factory=Needs)
     _assignment: Assignment | None = None
     _digest: str | None = None
@@ -108,10 +109,22 @@ class QuotaLeases:
             boot_id=self.boot_id,
             at_s=now_s,
             digest=self._digest,
-            tenants=self._needs.uses(self.accounts, self.lent, now_s),
+            tenants=self._needs.uses(self.accounts, self._held(), now_s),
             ends_in_s=max(0.0, self.ends_s - now_s) if self.lent else 0.0,
             rises_in_s=max(0.0, self.rises_s - now_s) if self.lent else 0.0,
         )
+
+    def _held(self) -> dict[str, QuotaShare]:
+        """Return the shares of tenants whose account shows something else, or that are not as assigned."""
+        if self._assignment is None:
+            return self.lent
+        assigned = self._assignment.shares
+        whole = {
+            name: QuotaShare(**{part: getattr(assigned[name], part) for part in FIELDS})
+            for name in self._whole
+            if name in assigned
+        }
+        return whole | self.lent
 
     # -- assignments --------------------------------------------------------------------------------
 
@@ -141,7 +154,7 @@ class QuotaLeases:
                 if name in assignment.shares
             }
         self.lent = self._known(self.lent)
-        self.accounts.lend(self._shares(now_s), before.shares if before else {}, now_s)
+        self.accounts.lend(self._shares(), before.shares if before else {}, now_s, self._whole)
 
     def look(self, now_s: float, assignment: Assignment | None = None) -> None:
         """End what has run out."""
@@ -158,7 +171,7 @@ class QuotaLeases:
             if left == self.lent:
                 return
             self.lent = self._known(left)
-        self.accounts.lend(self._shares(now_s), held.shares, now_s)
+        self.accounts.lend(self._shares(), held.shares, now_s, self._whole)
 
     def _known(self, lent: Mapping[str, QuotaShare]) -> dict[str, QuotaShare]:
         """Return the leases that differ from the assignment's shares."""
@@ -171,15 +184,31 @@ class QuotaLeases:
 
     def _apply(self, now_s: float) -> None:
         if self._assignment is not None:
-            self.accounts.lend(self._shares(now_s), self._assignment.shares, now_s)
+            self.accounts.lend(self._shares(), self._assignment.shares, now_s, self._whole)
 
-    def _shares(self, now_s: float) -> dict[str, TenantShare]:
-        assigned = self._assignment.shares if self._assignment is not None else {}
-        return {
+    def set_whole(self, tenants: frozenset[str]) -> None:
+        """Have the gate hold these tenants to their whole quota: somebody else counts it."""
+        self._whole = tenants
+        self._apply(self.clock.monotonic_s())
+
+    def _shares(self) -> dict[str, TenantShare]:
+        if self._assignment is None:
+            return {}
+        assigned, tenants = self._assignment.shares, self._assignment.policy.tenants
+        whole = {
+            name: TenantShare(
+                **{part: getattr(tenants[name], part) for part in FIELDS},
+                over_budget=assigned[name].over_budget,
+            )
+            for name in self._whole
+            if name in tenants
+        }
+        return whole | {
             name: TenantShare(
                 **{part: getattr(share, part) for part in FIELDS}, over_budget=assigned[name].over_budget
             )
             for name, share in self.lent.items()
+            if name not in whole
         }
 
     # -- over a restart -----------------------------------------------------------------------------

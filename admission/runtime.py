@@ -24,12 +24,14 @@ from admission.app import App, LoopLag
 from admission.decision_log import DecisionLog
 from admission.durable import lock_folder
 from admission.engine_link import EngineLink
+from admission.exact_quota import ExactQuotas
 from admission.levels import LevelKeeper
 from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
 from admission.proxy import Proxy
 from admission.quota_lease import QuotaLeases
+from admission.quota_wire import address_of
 from admission.running_journal import RunningJournal, settle
 from admission.settings import Settings
 from admission.state import GatewayState
@@ -102,6 +104,7 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
     flusher, lag = UsageFlusher(state.spool), LoopLag()
     levels = LevelKeeper(settings.state_dir, state.gate.accounts, clock)
     state.on_change.append(levels.restore)
+    exact = _exact_quotas(state)
 
     def observe(node: NodeState) -> None:
         state.gate.observe((node,), clock.monotonic_s())
@@ -114,7 +117,9 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
         app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag)
         _load_last_good(state)
         async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(helper.run()) for helper in (flusher, levels, lag, state.quotas)]
+            helpers = [
+                group.create_task(helper.run()) for helper in (flusher, levels, lag, state.quotas, *exact)
+            ]
             await _serve(app, state, listening)
             for helper in helpers:
                 helper.cancel()
@@ -124,6 +129,20 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
     state.spool.close()
     state.journal.close()
     log.info("gateway stopped")
+
+
+def _exact_quotas(state: GatewayState) -> list[ExactQuotas]:
+    """Return what counts exact quotas, where a store is configured."""
+    url = state.settings.quota_store_url
+    if url is None:
+        return []
+    address = address_of(url.get_secret_value())
+    made = ExactQuotas(
+        address, state.settings.quota_store_prefix, state.gate, state.quotas, state.clock, random.Random()
+    )
+    state.room.exact = made
+    state.on_change.append(made.take_in)
+    return [made]
 
 
 def _load_last_good(state: GatewayState) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from admission.quota_wire import address_of
 from fleet.errors import InvalidInput
 
 ENV_PREFIX = "RHODECK_GATEWAY_"
@@ -95,10 +96,16 @@ class Settings(BaseSettings):
     """Most client connections."""
     connections_per_address: _Count = 2_048
     """Most connections of one client address."""
+    quota_store_url: SecretStr | None = None
+    """Redis or Valkey that counts exact quotas (rediss:// for TLS). A variable or a file, not a flag."""
+    quota_store_url_file: Path | None = None
+    """File with the quota store's URL."""
+    quota_store_prefix: _Name = "rhodeck"
+    """What the store's keys begin with: the same at all gateways of a fleet, another for each fleet."""
 
 
 #: Settings that come from files and variables only.
-SECRETS = ("admin_token", "node_api_key")
+SECRETS = ("admin_token", "node_api_key", "quota_store_url")
 
 
 def load(given: dict[str, Any]) -> Settings:
@@ -134,6 +141,8 @@ def _check(settings: Settings) -> None:
             field="--host",
             hint="Give --admin-token-file, or listen on 127.0.0.1",
         )
+    if settings.quota_store_url is not None:
+        address_of(settings.quota_store_url.get_secret_value())
     if settings.poll_interval_s + settings.poll_timeout_s > MAX_STATE_AGE_S:
         raise InvalidInput(
             f"polling each {settings.poll_interval_s:g} s with a deadline of {settings.poll_timeout_s:g} s "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from admission.exact_quota import ExactQuotas
 from fleet.clock import Clock
 from fleet.gate import Gate
 from fleet.offers import Dispatch, Event, Evicted, Lease, Queued, Refused, Request, Started, Ticket
@@ -23,12 +24,32 @@ class WaitingRoom:
         self._clock = clock
         self._waiters: dict[Ticket, asyncio.Future[Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.exact: ExactQuotas | None = None  # set where a store is configured
 
     async def admit(self, request: Request) -> Dispatch | Refused | Evicted:
         """Return the gate's answer, after the wait if there is one.
 
-        Cancelled while waiting: the place in the queue, or the lease just opened, is given back.
+        Cancelled while waiting: the place in the queue, or the lease just opened, is given back. A tenant
+        whose quota is counted exactly is asked for in the store first.
         """
+        exact = self.exact
+        hold = None if exact is None else await exact.reserve(request)
+        if exact is None or hold is None:
+            return await self._admit(request)
+        if isinstance(hold, Refused):
+            return hold
+        try:
+            decision = await self._admit(request)
+        except BaseException:
+            exact.give_back(hold)
+            raise
+        if isinstance(decision, Dispatch):
+            exact.bind(decision.lease, hold)
+        else:
+            exact.give_back(hold)
+        return decision
+
+    async def _admit(self, request: Request) -> Dispatch | Refused | Evicted:
         now_s = self._clock.monotonic_s()
         decision = self._gate.offer(request, now_s)
         if not isinstance(decision, Queued):
@@ -51,6 +72,10 @@ class WaitingRoom:
         self, lease: Lease, *, prompt_tokens: int | None, output_tokens: int | None, outcome: Outcome
     ) -> bool:
         """Close a lease and start what fits now. False when it was closed before."""
+        if self.exact is not None:
+            used_prompt = lease.prompt_tokens if prompt_tokens is None else prompt_tokens
+            used_output = lease.output_tokens if output_tokens is None else output_tokens
+            self.exact.settle(lease, used_prompt + used_output)
         is_first = self._gate.release(
             lease,
             prompt_tokens=prompt_tokens,

@@ -6,7 +6,8 @@ sent; conditions here come from what gateways answered, with the age of that ans
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from control.tables import (
     RolloutRow,
     TenantKeyRow,
 )
-from fleet.messages import GatewayStatus, QueueState
+from fleet.messages import GatewayStatus, OverQuota, QueueState
 from fleet.outcomes import Tier
 
 Condition = Literal["unknown", "converged", "behind", "drifting", "unreachable", "rejected"]
@@ -83,6 +84,7 @@ class GatewayState:
     unsupported: tuple[str, ...]  # policy fields it says it does not enforce
     acked_at: datetime | None  # when it confirmed what it should run; None: not confirmed
     draining: bool
+    over: Mapping[str, OverQuota] = field(default_factory=dict[str, OverQuota])  # tenants above their quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,7 @@ def _gateway_state(
         unsupported=status.unsupported if status else (),
         acked_at=seen.acked_at if seen and condition == "converged" else None,
         draining=status.draining if status else False,
+        over=status.over if status else {},
     )
 
 

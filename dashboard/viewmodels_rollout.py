@@ -156,5 +156,9 @@ def _why(g: GatewayState) -> str:
     said = [f"field {g.pointer}"] if g.pointer else []
     said += [g.message] if g.message else []
     said += ["draining"] if g.draining else []
+    said += [
+        f"{tenant} over by {words.count(by.tokens)} tokens, {words.count(by.requests)} requests"
+        for tenant, by in list(g.over.items())[:3]
+    ]
     said += [f"does not enforce {', '.join(g.unsupported)}"] if g.unsupported else []
     return "; ".join(said)

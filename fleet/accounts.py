@@ -24,6 +24,7 @@ class Account:
         "bucket",
         "ghost_requests",
         "ghost_tokens",
+        "is_rated_elsewhere",
         "name",
         "policy",
         "queued",
@@ -44,6 +45,7 @@ class Account:
         self.tokens = 0
         self.ghost_requests = 0  # of the held: let through by a limit in shadow
         self.ghost_tokens = 0
+        self.is_rated_elsewhere = False  # somebody else refuses by its rate; here it is only charged
         self.refused_requests = 0  # by the tenant's limits, since it was made
         self.refused_tokens = 0
 
@@ -67,7 +69,7 @@ class Account:
         if self.tokens + tokens > share.max_in_flight_tokens:
             limit = Limit("in_flight_tokens", share.max_in_flight_tokens, self.tokens, tokens)
             return Outcome.REJECTED_QUOTA_TOKENS, limit
-        if not self.bucket.admits(tokens, now_s):
+        if not self.is_rated_elsewhere and not self.bucket.admits(tokens, now_s):
             return Outcome.REJECTED_QUOTA_RATE, self._rate_limit(tokens, now_s)
         return None
 
@@ -91,7 +93,8 @@ class Account:
             limit = Limit("in_flight_tokens", share.max_in_flight_tokens, held, tokens)
             found.append((Limiter.IN_FLIGHT_TOKENS, mode, Outcome.REJECTED_QUOTA_TOKENS, limit))
         mode = limiters.tokens_per_minute
-        if mode is not Mode.OFF and not self.bucket.admits(tokens, now_s):
+        is_looked_at = mode is not Mode.OFF and not self.is_rated_elsewhere
+        if is_looked_at and not self.bucket.admits(tokens, now_s):
             found.append(
                 (
                     Limiter.TOKENS_PER_MINUTE,
@@ -152,7 +155,8 @@ class Account:
         """Return what is held, for status."""
         over_by = max(0, self.tokens - self.share.max_in_flight_tokens)
         left = self.bucket.left_tokens(now_s)
-        return TenantUse(self.requests, self.tokens, self.queued, left, over_by)
+        over_requests = max(0, self.requests - self.share.max_concurrent_requests)
+        return TenantUse(self.requests, self.tokens, self.queued, left, over_by, over_requests)
 
 
 class Accounts:
@@ -163,6 +167,7 @@ class Accounts:
         self._removed: dict[str, Account] = {}
         self._default: str | None = None
         self._lent: dict[str, TenantShare] = {}
+        self._elsewhere: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Account]:
         yield from self._accounts.values()
@@ -194,6 +199,7 @@ class Accounts:
                 account.policy = policy
                 account.share = share
                 account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
+            account.is_rated_elsewhere = name in self._elsewhere
             self._accounts[name] = account
         self._removed = {
             name: account
@@ -202,16 +208,23 @@ class Accounts:
         }
 
     def lend(
-        self, lent: Mapping[str, TenantShare], assigned: Mapping[str, TenantShare], now_s: float
+        self,
+        lent: Mapping[str, TenantShare],
+        assigned: Mapping[str, TenantShare],
+        now_s: float,
+        elsewhere: frozenset[str] = frozenset(),
     ) -> None:
         """Put lent shares in the place of the assigned ones; tenants not named return to theirs.
 
         Bucket levels never rise by it, and what runs goes on: a smaller share takes effect as it drains.
+        `elsewhere` names tenants whose rate somebody else holds them to.
         """
         before, self._lent = self._lent, dict(lent)
+        self._elsewhere = elsewhere
         for name in {*before, *lent}:
             account = self._accounts.get(name)
             if account is not None and name in assigned:
+                account.is_rated_elsewhere = name in elsewhere
                 account.share = share = self._in_force(name, assigned[name])
                 account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
 

@@ -187,6 +187,13 @@ class QueueState(_Message):
     oldest_wait_s: Seconds
 
 
+class OverQuota(_Message):
+    """By how much a tenant holds more than the gateway's part of its quota. Nothing is stopped for it."""
+
+    tokens: int
+    requests: int
+
+
 class LastRejection(_Message):
     """The last assignment this gateway refused, and why."""
 
@@ -215,6 +222,7 @@ class GatewayStatus(_Message):
     from_disk: bool  # the assignment in force was loaded from disk and not confirmed since
     unsupported: tuple[Words, ...] = ()  # JSON pointers into the policy this gateway does not enforce
     shares: dict[Label, TenantShare] = {}
+    over: dict[Label, OverQuota] = {}  # tenants that hold more than they may, after a cut
     in_flight_requests: int
     in_flight_tokens: int
     queues: dict[Tier, QueueState]

@@ -195,6 +195,7 @@ class TenantUse:
     queued_requests: int
     rate_tokens_left: int  # in the rate bucket; negative: in debt
     over_by_tokens: int  # held above the quota after a cut; 0 normally
+    over_by_requests: int = 0  # the same in requests
 
 
 @dataclass(frozen=True, slots=True)

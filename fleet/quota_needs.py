@@ -7,7 +7,7 @@ share sized by what a small share let through.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleet.accounts import Account, Accounts
@@ -37,16 +37,17 @@ class Needs:
         self._seen: dict[str, _Seen] = {}
         self._needs: dict[str, QuotaShare] = {}
 
-    def uses(self, accounts: Accounts, named: Collection[str], now_s: float) -> dict[str, QuotaUse]:
-        """Return share and need of each tenant that needs anything, or is `named`."""
+    def uses(self, accounts: Accounts, held: Mapping[str, QuotaShare], now_s: float) -> dict[str, QuotaUse]:
+        """Return share and need of each tenant that needs anything, or is in `held`: with that share."""
         if self._at_s is None or now_s - self._at_s >= _SHORTEST_S:
             self._look(accounts, now_s)
         return {
             account.name: QuotaUse.model_construct(
-                share=_counts(account), need=self._needs.get(account.name, _NOTHING)
+                share=held.get(account.name) or _counts(account),
+                need=self._needs.get(account.name, _NOTHING),
             )
             for account in accounts
-            if account.name in self._needs or account.name in named
+            if account.name in self._needs or account.name in held
         }
 
     def _look(self, accounts: Accounts, now_s: float) -> None:

@@ -44,14 +44,16 @@ class Refusals:
         whole_s, milliseconds = self._spread(outcome, base_s)
         return Refused(outcome, reason, whole_s, milliseconds, limit, self.about)
 
-    def refuse_quota(self, tenant: str, outcome: Outcome, limit: Limit) -> Refused:
+    def refuse_quota(
+        self, tenant: str, outcome: Outcome, limit: Limit, *, where: str = "at this gateway"
+    ) -> Refused:
         """Return a refusal by a tenant's quota. The rate's wait is never cut short by the jitter."""
         words = _LIMIT_WORDS[limit.name]
         if limit.quota == 0:
-            reason = f"tenant {tenant} has a quota of 0 {words} at this gateway"
+            reason = f"tenant {tenant} has a quota of 0 {words} {where}"
         else:
             reason = (
-                f"tenant {tenant} uses {limit.used} of {limit.quota} {words} at this gateway; "
+                f"tenant {tenant} uses {limit.used} of {limit.quota} {words} {where}; "
                 f"this request needs {limit.needed}"
             )
         base_s = limit.reset_s
