@@ -44,6 +44,7 @@ class FlowState:
     length_s: float  # seconds that `time` and `ttft` cover of these ten minutes
     burns: dict[str, Burn] = field(default_factory=dict[str, Burn])
     good: GoodCount | None = None  # of the last hour
+    is_fifo: bool = False  # nobody overtakes: the queue of one tier under the order fifo
     rho: float | None = None  # of the subject; of a tier the fleet's, whose capacity it shares
 
 
@@ -165,6 +166,7 @@ class FlowBook:
             sum(m.covered_s for m in shown),
             burns if subject[0] != "pool" else {},
             kept.good(at_s, 3600.0),
+            subject[0] == "tier" and self.policy is not None and self.policy.admission.order == "fifo",
             _rho(subject, verdicts),
         )
 

@@ -27,11 +27,12 @@ from fleet.flow_minutes import FlowMinute, width_s
 from fleet.flow_signals import FlowRule, FlowSignal
 from fleet.policy import Policy, parse
 from fleet.slo_windows import PAIRS, GoodCount
-from fleet.stages import Bounds, TailRow, tail_rows
+from fleet.stages import Bounds, TailRow, fifo_queue_quantile, tail_rows
 
 REFILL = timedelta(hours=6)
 #: Minutes are kept for two months: an objective of 30 days, and the one before.
 FLOW_DAYS = 62
+QUEUE_QUANTILES = (0.5, 0.95, 0.99)
 MAX_NODES_SHOWN = 20  # of each rule: the worst ones
 _OF_NODES = frozenset({FlowRule.KV_EXHAUSTION, FlowRule.HOT_NODE})
 
@@ -137,6 +138,7 @@ def _detail(found: FlowState, signals: Sequence[FlowSignal]) -> dict[str, Any]:
         "minute_ended_at": None if newest is None else newest.ended_at_s,
         "length_s": found.length_s,
         "tails": tables,
+        "queue_lengths": _queue_lengths(found),
         "burns": {
             name: {
                 "long": None if b.long is None else [b.long.low, b.long.high],
@@ -159,6 +161,14 @@ def _detail(found: FlowState, signals: Sequence[FlowSignal]) -> dict[str, Any]:
             for s in signals
         ],
     }
+
+
+def _queue_lengths(found: FlowState) -> list[dict[str, Any]]:
+    """Return how many wait at percentiles, where nobody overtakes and the waits bound it; else nothing."""
+    if not found.is_fifo or found.time is None:
+        return []
+    known = [(q, fifo_queue_quantile(found.time, found.length_s, q)) for q in QUEUE_QUANTILES]
+    return [{"q": q, "low": bounds[0], "high": bounds[1]} for q, bounds in known if bounds is not None]
 
 
 def _tail(row: TailRow) -> dict[str, Any]:

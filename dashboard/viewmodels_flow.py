@@ -66,8 +66,8 @@ def stage_caption(state: FlowNow, zone: Zone) -> str:
     return (
         f"{when} L = X W holds on means, in equilibrium: what is left over are requests growing old. "
         "Engines report times when a request finishes, so a stage's W is of those that left the engine. "
-        "Prefill is what runs less what decodes: rough, with a few looks a minute."
-    )
+        f"Prefill is what runs less what decodes: rough, with a few looks a minute. {queue_lengths(state)}"
+    ).rstrip()
 
 
 def label(scope: str, name: str) -> str:
@@ -283,6 +283,17 @@ def _range(bounds: Sequence[float | None] | None, *, percent: bool = False) -> s
     if high is None:
         return f"\u2265 {show(low)}"
     return show(low) if show(low) == show(high) else f"{show(low)} to {show(high)}"
+
+
+def queue_lengths(state: FlowNow) -> str:
+    """Return how many wait at percentiles, as a sentence; "" where somebody may overtake."""
+    found = state.detail.get("queue_lengths") or []
+    if not found:
+        return ""
+    said = "; ".join(
+        f"p{100 * row['q']:g}: {_range((float(row['low']), float(row['high'])))}" for row in found
+    )
+    return f"Waiting at once, {said}. From waits, without overtaking, arrivals by chance."
 
 
 def subject_rows(

@@ -18,6 +18,7 @@ from dashboard.charts import Figure, Line
 from dashboard.times import UNKNOWN, Zone, age
 from dashboard.viewmodels import Card, freshness_tone
 from dashboard.viewmodels_fleet import GRADES, KV_ACT, KV_WATCH, RHO_HELP, rho_tone
+from fleet.capacity_limits import latency_rise_at
 from fleet.curve_fit import StepCurve
 from fleet.health_reading import TARGET_RHO
 from fleet.histograms import Quantile
@@ -238,6 +239,7 @@ def capacity_lines(views: Sequence[CapacityView]) -> list[str]:
             if v.reach_ratio
             else ""
         )
+        + _rise(v)
         + f" ({age(v.age_s)} old)"
         for v in views
     ] or ["No capacity estimate yet: it needs some minutes of load, or a configured rate for the pool."]
@@ -256,8 +258,8 @@ def capacity_figure(scatter: Sequence[BatchPoint], views: Sequence[CapacityView]
     fit = None
     reach = max((p.batch for p in scatter), default=0.0)
     for view in views:
-        curve = view.detail.get("curve")
-        if curve and scatter:
+        curve = _curve(view)
+        if curve is not None and scatter:
             operating = float(view.detail.get("operating_batch") or reach)
             fit = _fit(curve, max(reach, operating))
             break
@@ -270,10 +272,25 @@ def capacity_figure(scatter: Sequence[BatchPoint], views: Sequence[CapacityView]
     )
 
 
-def _fit(curve: dict[str, Any], to: float) -> tuple[list[float], list[float]]:
-    slope = float(curve["slope_s"])
-    extra = float(curve["last_slope_s"]) - slope
-    known = StepCurve(float(curve["intercept_s"]), slope, curve["knee"], extra)
+def _curve(view: CapacityView) -> StepCurve | None:
+    """Return an engine's fitted step time, None without one."""
+    kept: dict[str, Any] | None = view.detail.get("curve")
+    if not kept:
+        return None
+    slope = float(kept["slope_s"])
+    return StepCurve(float(kept["intercept_s"]), slope, kept["knee"], float(kept["last_slope_s"]) - slope)
+
+
+def _rise(view: CapacityView) -> str:
+    """Return how much slower tokens come at the target than alone, as part of a sentence; "" if unknown."""
+    curve, operating = _curve(view), view.detail.get("operating_batch")
+    rise = None if curve is None or operating is None else latency_rise_at(curve, operating, TARGET_RHO)
+    return (
+        "" if rise is None else f"; at rho {TARGET_RHO:g} a token takes {rise:.1f} times as long as alone"
+    )
+
+
+def _fit(known: StepCurve, to: float) -> tuple[list[float], list[float]]:
     batches = [to * i / 20 for i in range(21)]
     return batches, [known.step_time_s(b) for b in batches]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import components, data, data_quality, state, tables
+from dashboard import components, data, data_latency, data_quality, state, tables
 from dashboard import viewmodels_node as vm
 from dashboard import viewmodels_quality as vm_quality
 from dashboard.hardware_panel import hardware_panel
 from dashboard.node_controls import node_controls
 from dashboard.viewmodels import QUALITY_PAGE
 from dashboard.viewmodels_history import resolution
+from dashboard.viewmodels_latency import first_token_figure
 from dashboard.viewmodels_rho import occupancy
 
 st.title("Node")
@@ -62,6 +63,8 @@ def live() -> None:
     latency = data.node_latency(name, chosen.span_s)
     if not components.problem(latency, at, chosen.zone) and latency.value is not None:
         components.table(vm.latency_rows(latency.value), tables.LATENCY, key="latency")
+    if points := data_latency.first_tokens(name, chosen.span_s).value:
+        components.plot(first_token_figure(points, chosen.zone), key="node_ttft", node=name)
     st.subheader("Capacity")
     components.lines(vm.capacity_lines(detail.capacity))
     if detail.scatter:

@@ -10,7 +10,7 @@ from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from control import lease
-from control.flow_book import FlowBook, FlowRound
+from control.flow_book import FlowBook, FlowRound, FlowState
 from control.flow_store import (
     SloCount,
     flow_now,
@@ -28,7 +28,9 @@ from control.rollup_due import mark_rounds, raise_horizon
 from control.round_writer import Recorded, RoundWriter
 from control.tables import FlowMinuteRow, HealthRow, PolicyRevisionRow, RoundRow, SampleRow
 from fleet.clock import ManualClock
+from fleet.equilibrium import Balance, Equilibrium
 from fleet.policy import default_policy
+from fleet.readings import Histogram
 from fleet.slo_windows import GoodCount
 from tests.pages.flow_rows import MINUTES, add_flow
 from tests.postgres_server import FreshDatabase
@@ -70,6 +72,21 @@ def test_a_round_written_twice_and_an_older_one_change_nothing(session: Session)
     write_flow(session, FlowRound(LAST, (), (), ()))
     add_flow(session, LAST - timedelta(minutes=5))
     assert flow_now(session)[0].at == LAST
+
+
+def test_a_queue_without_overtaking_has_a_length_at_percentiles_and_another_one_does_not(session: Session):
+    # everybody waits 2 s at 10/s: the number waiting is Poisson(20), whose p99 is 31
+    waits = Histogram((1.999, 2.0), (0, 600, 0), 1200.0)
+    state = Equilibrium(Balance.EQUILIBRIUM, (), None)
+    queues = [
+        FlowState(("tier", name), state, 3, None, waits, None, 60.0, is_fifo=is_fifo)
+        for name, is_fifo in (("batch", True), ("interactive", False))
+    ]
+    write_flow(session, FlowRound(LAST, tuple(queues), (), ()))
+    found = {s.name: s.detail["queue_lengths"] for s in flow_now(session)}
+    assert found["interactive"] == []
+    (p99,) = [row for row in found["batch"] if row["q"] == 0.99]
+    assert p99["low"] <= 31 <= p99["high"]
 
 
 def test_a_queue_that_is_gone_leaves_the_list(session: Session):
