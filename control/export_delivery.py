@@ -43,6 +43,8 @@ BACKOFF_S, BACKOFF_CAP_S = 30.0, 3_600.0
 FILES_A_TICK = 8
 #: A daily file that could not be delivered is given up when the next day's is there to be sent.
 KEEP_DAILY = timedelta(days=60)
+#: Of files in a folder: its group fetches them, nobody else reads what tenants cost.
+FILE_MODE = 0o640
 _SHOWN = 300
 
 
@@ -239,13 +241,13 @@ class Folder:
 
     def store(self, made: Made) -> None:
         """Write the file whole. Raises InvalidInput."""
-        with whole_file(self.path / made.name) as file:
+        with whole_file(self.path / made.name, mode=FILE_MODE) as file:
             while part := made.body.read(1024 * 1024):
                 file.write(part)
 
     def close(self, made: Made) -> None:
         """Write the manifest."""
-        write_whole(self.path / manifest_name(made.name), made.manifest)
+        write_whole(self.path / manifest_name(made.name), made.manifest, mode=FILE_MODE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,28 +17,29 @@ from typing import IO
 from fleet.errors import InvalidInput
 
 
-def write_whole(out: Path, body: bytes) -> None:
+def write_whole(out: Path, body: bytes, *, mode: int = 0o600) -> None:
     """Write `body` as the file `out`. Raises InvalidInput if it cannot be; then nothing changed."""
-    with whole_file(out) as file:
+    with whole_file(out, mode=mode) as file:
         file.write(body)
 
 
 @contextmanager
-def whole_file(out: Path) -> Generator[IO[bytes]]:
+def whole_file(out: Path, *, mode: int = 0o600) -> Generator[IO[bytes]]:
     """A file to write, open for reading too, that becomes `out` when the block ends well.
 
-    Keeps the mode of a file that was there. Raises InvalidInput if it cannot be written.
+    Keeps the mode of a file that was there; a new one gets `mode`. Raises InvalidInput if it cannot be.
     """
     beside: Path | None = None
     try:
         target = out.resolve()
-        mode = target.stat().st_mode if target.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):  # renaming over a device would remove the device
+        before = target.stat().st_mode if target.exists() else None
+        if before is not None and not stat.S_ISREG(
+            before
+        ):  # renaming over a device would remove the device
             raise InvalidInput(f"{out} cannot be written: it is not a file", field="--out")
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".rhodeck-", delete=False) as file:
             beside = Path(file.name)
-            if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            os.fchmod(file.fileno(), mode if before is None else stat.S_IMODE(before))
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -130,19 +130,6 @@ def export_path(month: str, fmt: str = "csv", layout: str = "plain") -> str:
     return f"/exports/spend/{month}.{fmt}" + ("" if layout == "plain" else f"?layout={layout}")
 
 
-def export_links(month: str) -> tuple[tuple[str, str], ...]:
-    """Return what a month can be downloaded as: label and address. The canonical file is first."""
-    return (
-        ("CSV", export_path(month)),
-        ("Excel", export_path(month, "xlsx")),
-        ("Parquet", export_path(month, "parquet")),
-        ("FOCUS CSV", export_path(month, "csv", "focus")),
-        ("FOCUS Excel", export_path(month, "xlsx", "focus")),
-        ("Manifest", f"{export_path(month)}?manifest=1"),
-        ("Usage records (Parquet)", f"/exports/usage/{month}.parquet"),
-    )
-
-
 def month_label(month: MonthName) -> str:
     """Return a month's name in the list."""
     return f"{month.name} (running)" if month.is_current else month.name

@@ -375,3 +375,29 @@ def test_without_a_database_it_says_so(tmp_path: Path) -> None:
     fails(done, "cannot be reached")
     assert b"hidden" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fmt", "layout", "schema"),
+    [
+        ("csv", "focus", "FOCUS 1.4"),
+        ("xlsx", "plain", "rhodeck-spend/1"),
+        ("parquet", "focus-1.2", "FOCUS 1.2"),
+    ],
+)
+def test_every_format_is_written_whole_with_its_manifest(
+    run: Run, month: Decimal, tmp_path: Path, fmt: str, layout: str, schema: str
+) -> None:
+    target = tmp_path / f"file.{fmt}"
+    shape = ("--format", fmt, "--layout", layout)
+    done = run("spend", "export", MONTH, *shape, "--out", str(target), "--manifest")
+    assert done.returncode == 0
+    said = json.loads((tmp_path / f"file.{fmt}.manifest.json").read_text())
+    assert said["sha256"] == hashlib.sha256(target.read_bytes()).hexdigest()
+    assert (said["schema"], said["total_usd"], said["rows"]) == (schema, str(month), TENANTS + 1)
+    assert json.loads(done.stderr)["sha256"] == said["sha256"]
+
+
+def test_a_manifest_needs_a_file_to_stand_beside(run: Run, month: Decimal) -> None:
+    done = run("spend", "export", MONTH, "--manifest")
+    assert (done.returncode, done.stdout) == (1, b"")

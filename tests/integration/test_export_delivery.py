@@ -195,6 +195,7 @@ def test_a_month_is_dropped_once_when_it_has_closed(house: House, place: Path) -
     assert all(file in said for file in files)
     for file in files[:3]:
         assert_whole(lambda name: (place / name).read_bytes(), file)
+    assert {(place / name).stat().st_mode & 0o777 for name in names(place)} == {0o640}
     before = {name: (place / name).stat().st_mtime_ns for name in names(place)}
     assert house.tick(after_s=3_600) == ""
     assert {name: (place / name).stat().st_mtime_ns for name in names(place)} == before

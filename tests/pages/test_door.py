@@ -173,17 +173,23 @@ def test_finance_gets_the_file_others_do_not_and_it_is_on_the_record(
     refused = client.get(f"/exports/spend/{month}.csv")
     assert refused.status_code == 403
     assert "may not export spend" in refused.text
+    assert client.get(f"/exports/usage/{month}.csv").status_code == 403
     sign_in(client, "finance")
     sent = client.get(f"/exports/spend/{month}.csv")
     assert sent.status_code == 200
     assert sent.headers["etag"] == f'"{hashlib.sha256(sent.content).hexdigest()}"'
     assert sent.headers["x-rhodeck-total-usd"] == "7.00"
     assert client.get("/exports/spend/2026-13.csv").status_code == 422
+    assert client.get(f"/exports/spend/{month}.pdf").status_code == 422
+    for path in (f"spend/{month}.xlsx", f"spend/{month}.parquet?layout=focus", f"usage/{month}.csv"):
+        other = client.get(f"/exports/{path}")
+        assert other.status_code == 200, path
+        assert other.headers["etag"] == f'"{hashlib.sha256(other.content).hexdigest()}"'
     with session_scope(dashboard_on.engine) as session:
         rows = session.scalars(select(AuditRow).where(AuditRow.action == "spend.export")).all()
-    assert [(row.actor, row.detail["sha256"]) for row in rows] == [
-        ("finance", hashlib.sha256(sent.content).hexdigest())
-    ]
+    assert {row.actor for row in rows} == {"finance"}
+    assert len(rows) == 3  # none of what was refused
+    assert rows[0].detail["sha256"] == hashlib.sha256(sent.content).hexdigest()
 
 
 def test_a_page_that_only_ticks_is_signed_out_after_eight_hours(
