@@ -106,9 +106,7 @@ async def rounds(ports: Sequence[int], nodes: int, count: int) -> dict[str, list
     clock = SystemClock()
     async with open_session() as http:
         metrics = ControlMetrics()
-        scraper = Timed(
-            http, clock, metrics, period_s=PERIOD_S, deadline_s=DEADLINE_S, connections=512
-        )
+        scraper = Timed(http, clock, metrics, period_s=PERIOD_S, deadline_s=DEADLINE_S, connections=512)
         for number in range(count + 1):
             for kind in found:
                 fleet = targets(ports, nodes, slow=kind == "slow tenth")
