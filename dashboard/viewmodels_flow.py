@@ -96,6 +96,18 @@ def find(states: Sequence[FlowNow], scope: str, name: str) -> FlowNow | None:
     return next((s for s in states if (s.scope, s.name) == (scope, name)), None)
 
 
+def _rows(state: FlowNow, name: str) -> list[dict[str, Any]]:
+    """Return one of the lists that were stored with a state; empty where an older release wrote none."""
+    found: list[dict[str, Any]] | None = state.detail.get(name)
+    return found or []
+
+
+def _shares_of(signal: Mapping[str, Any]) -> list[dict[str, Any]]:
+    detail: Mapping[str, Any] = signal["detail"] or {}
+    found: list[dict[str, Any]] | None = detail.get("shares")
+    return found or []
+
+
 def balance_card(state: FlowNow | None, *, is_old: bool) -> Card:
     """Return the state as a card; of an old one, that it is old."""
     if state is None or state.balance is None:
@@ -118,7 +130,7 @@ def balance_look(state: FlowNow) -> tuple[str, Tone, str]:
     rho: float | None = state.detail.get("rho")
     if rho is not None and rho >= 1:
         return "overloaded", "act", f"level only because requests are refused or give up: rho {rho:.2f}"
-    raised = [s["name"] for s in state.detail.get("signals") or [] if s["is_raised"]]
+    raised = [s["name"] for s in _rows(state, "signals") if s["is_raised"]]
     if raised:
         return balance, "watch", f"but {' and '.join(raised)} raised"
     return (balance, "plain", "level; rho not known") if rho is None else (balance, tone, word)
@@ -162,7 +174,7 @@ def _doubling(state: FlowNow | None) -> Card:
 
 def _has_trend(state: FlowNow) -> bool:
     """Return whether a doubling was looked for: the trend of too few minutes says nothing."""
-    found = state.detail.get("signals") or []
+    found = _rows(state, "signals")
     return any(s["name"] == "trend" and s["is_raised"] is not None for s in found)
 
 
@@ -201,9 +213,10 @@ def _burn(state: FlowNow | None) -> Card:
     title = "Budget burn, 1 h and 5 min"
     if state is None:
         return Card(title, words.UNKNOWN, "not known", "unknown")
-    fast = (state.detail.get("burns") or {}).get("fast")
-    sure = None if fast is None else fast.get("sure")
-    if sure is None:
+    burns: Mapping[str, Any] = state.detail.get("burns") or {}
+    fast: Mapping[str, Any] | None = burns.get("fast")
+    sure: float | None = None if fast is None else fast.get("sure")
+    if fast is None or sure is None:
         return Card(title, words.UNKNOWN, "too few requests", "unknown")
     tone: Tone = "act" if sure > fast["limit"] else "watch" if sure > 1 else "good"
     word = {"act": "spent within two days", "watch": "faster than allowed", "good": "within budget"}[tone]
@@ -212,7 +225,7 @@ def _burn(state: FlowNow | None) -> Card:
 
 def signal_rows(state: FlowNow, *, is_old: bool) -> dict[str, list[Any]]:
     """Return the four signals; those of an old state are not known now."""
-    found = state.detail.get("signals") or []
+    found = _rows(state, "signals")
     return {
         "signal": [s["name"] for s in found],
         "state": [_raised(None if is_old else s["is_raised"]) for s in found],
@@ -222,7 +235,7 @@ def signal_rows(state: FlowNow, *, is_old: bool) -> dict[str, list[Any]]:
 
 def raised_lines(state: FlowNow) -> list[str]:
     """Return the evidence of raised signals as sentences: a narrow table cuts it."""
-    return [f"{s['name']}: {s['evidence']}." for s in state.detail.get("signals") or [] if s["is_raised"]]
+    return [f"{s['name']}: {s['evidence']}." for s in _rows(state, "signals") if s["is_raised"]]
 
 
 def _raised(is_raised: bool | None) -> str:
@@ -233,7 +246,7 @@ def _raised(is_raised: bool | None) -> str:
 
 def stage_rows(state: FlowNow) -> dict[str, list[Any]]:
     """Return Little's law for each stage of the newest whole minute."""
-    found = state.detail.get("stages") or []
+    found = _rows(state, "stages")
     residuals = [_minus(s["held"], s["explained"]) for s in found]
     return {
         "stage": [_STAGES.get(s["name"], s["name"]) for s in found],
@@ -256,7 +269,7 @@ def _minus(a: float | None, b: float | None) -> float | None:
 def tail_rows(state: FlowNow) -> dict[str, list[Any]]:
     """Return what each percentile of time means in places."""
     names = {"time": "queue wait" if state.scope == "tier" else "end to end", "ttft": "first token"}
-    tails = state.detail.get("tails") or {}
+    tails: Mapping[str, list[dict[str, Any]]] = state.detail.get("tails") or {}
     rows = [(names[key], row) for key in names for row in tails.get(key, [])]
     return {
         "of": [name for name, _ in rows],
@@ -279,7 +292,7 @@ def _range(bounds: Sequence[float | None] | None, *, percent: bool = False) -> s
     if bounds is None or bounds[0] is None:
         return words.UNKNOWN
     low, high = bounds[0], bounds[1]
-    show = (lambda v: words.percent(v, 0)) if percent else words.number
+    show = _whole_percent if percent else words.number
     if high is None:
         return f"\u2265 {show(low)}"
     return show(low) if show(low) == show(high) else f"{show(low)} to {show(high)}"
@@ -287,13 +300,17 @@ def _range(bounds: Sequence[float | None] | None, *, percent: bool = False) -> s
 
 def queue_lengths(state: FlowNow) -> str:
     """Return how many wait at percentiles, as a sentence; "" where somebody may overtake."""
-    found = state.detail.get("queue_lengths") or []
+    found = _rows(state, "queue_lengths")
     if not found:
         return ""
     said = "; ".join(
         f"p{100 * row['q']:g}: {_range((float(row['low']), float(row['high'])))}" for row in found
     )
     return f"Waiting at once, {said}. From waits, without overtaking, arrivals by chance."
+
+
+def _whole_percent(value: float) -> str:
+    return words.percent(value, 0)
 
 
 def subject_rows(
@@ -328,11 +345,7 @@ def _balance_text(state: FlowNow) -> str:
 
 def other_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
     """Return bursts, KV, burn rates, hot nodes, shares, waits and repetitions, the nearest to bad first."""
-    found = [
-        (UNITS[FlowRule(one["rule"])][2], one)
-        for state in states
-        for one in state.detail.get("others") or []
-    ]
+    found = [(UNITS[FlowRule(one["rule"])][2], one) for state in states for one in _rows(state, "others")]
     found.sort(key=lambda s: (s[1]["value"] is None, -(s[1]["value"] or 0.0) / s[0], s[1]["rule"]))
     return {
         "state": [_against(one["value"], limit) for limit, one in found],
@@ -355,9 +368,9 @@ def share_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
     rows = [
         (one["subject"], share)
         for state in states
-        for one in state.detail.get("others") or []
+        for one in _rows(state, "others")
         if one["rule"] == FlowRule.UNFAIRNESS
-        for share in (one["detail"] or {}).get("shares") or []
+        for share in _shares_of(one)
     ]
     return {
         "tier": [tier for tier, _ in rows],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from control.queries_policy import Revision, RevisionHead, TenantKey
 from dashboard import words
@@ -34,7 +34,8 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,g}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(value_text(part) for part in value)
+        parts = cast("Sequence[object]", value)
+        return ", ".join(value_text(part) for part in parts)
     return str(value)
 
 
