@@ -167,6 +167,7 @@ class _Replay:
         self.gate.apply(assignment_of(policy, nodes, models), start_s)
         self.gate.observe(self.servers.states(start_s), start_s)
         self.next_observe_s = start_s + observe_every_s
+        self.due_s = self.next_observe_s
         self.leases: dict[int, Lease] = {}
         self.longer: dict[int, Lease] = {}  # answers longer than what was reserved for them
         self.waiting: dict[int, int] = {}  # ticket -> place of its arrival
@@ -182,30 +183,23 @@ class _Replay:
 
     def run(self, on_progress: Progress | None) -> ReplayResult:
         """Offer every arrival at its time, then let what waits and runs come to its end."""
-        result, gate, arrivals = self.result, self.gate, self.arrivals
-        offer, next_deadline_s, outcomes, tiers = (
-            gate.offer,
-            gate.next_deadline_s,
-            result.outcomes,
-            result.tiers,
-        )
-        due_s = self._due_s()
+        result, arrivals, waiting = self.result, self.arrivals, self.waiting
+        offer, outcomes, tiers = self.gate.offer, result.outcomes, result.tiers
+        own_tiers, default_tier = self._tiers, self._default_tier
         for place, arrival in enumerate(arrivals):
             now_s, request = arrival.at_s, arrival.request
-            if due_s <= now_s:
+            if self.due_s <= now_s:
                 self._run_until(now_s)
-            tiers[place] = request.tier or self._tiers.get(request.tenant, self._default_tier)
+            tiers[place] = request.tier or own_tiers.get(request.tenant, default_tier)
             decision = offer(request, now_s)
             if isinstance(decision, Dispatch):
                 self._start(place, decision.node, decision.lease, now_s)
             elif isinstance(decision, Refused):
                 outcomes[place] = decision.outcome
             else:
-                self.waiting[decision.ticket.ticket_id] = place
-            deadline_s = next_deadline_s()
-            if deadline_s is not None and deadline_s <= now_s:
-                self._poll(now_s)
-            due_s = self._due_s()
+                waiting[decision.ticket.ticket_id] = place
+            if waiting:
+                self._poll_if_due(now_s)
             if on_progress is not None and place % PROGRESS_EVERY == PROGRESS_EVERY - 1:
                 result.done = place + 1
                 if not on_progress(place + 1, len(arrivals)):
@@ -214,29 +208,42 @@ class _Replay:
         last_s = arrivals[-1].at_s if arrivals else 0.0
         return self._ended(self._run_until(_NEVER, last_s))
 
-    def _due_s(self) -> float:
-        """Return when something happens next that is not an arrival."""
-        due_s = min(self.servers.next_s, self.next_observe_s)
+    def _poll_if_due(self, now_s: float) -> None:
         deadline_s = self.gate.next_deadline_s()
-        return due_s if deadline_s is None or deadline_s > due_s else deadline_s
+        if deadline_s is not None and deadline_s <= now_s:
+            self._poll(now_s)
+        self._set_due()
+
+    def _set_due(self) -> None:
+        """Work out when something happens next that is not an arrival."""
+        next_s, observe_s = self.servers.next_s, self.next_observe_s
+        due_s = next_s if next_s < observe_s else observe_s
+        if self.waiting:  # only what waits has deadlines
+            deadline_s = self.gate.next_deadline_s()
+            if deadline_s is not None and deadline_s < due_s:
+                due_s = deadline_s
+        self.due_s = due_s
 
     def _run_until(self, until_s: float, now_s: float = 0.0) -> float:
         """Let everything happen that is due at or before `until_s`. Return the time of the last."""
+        is_last = until_s == _NEVER
         while True:
-            due_s = self._due_s()
-            is_over = until_s == _NEVER and not self.leases and not self.waiting
-            if due_s > until_s or is_over:
+            self._set_due()
+            if self.due_s > until_s or (is_last and not self.leases and not self.waiting):
                 return now_s
-            now_s = due_s
+            now_s = self.due_s
             if self.servers.next_s <= now_s:
                 self._finish(now_s)
             elif self.next_observe_s <= now_s:
                 self._observe(now_s)
-            self._poll(now_s)
+            if self.waiting:
+                self._poll(now_s)
 
     def _observe(self, now_s: float) -> None:
         for place, lease in self.longer.items():
-            self.gate.extend(lease, self.servers.produced(place, now_s), now_s)
+            produced = self.servers.produced(place, now_s)
+            if produced > lease.output_tokens:
+                self.gate.extend(lease, produced, now_s)
         self.gate.observe(self.servers.states(now_s), now_s)
         self.next_observe_s = now_s + self.observe_every_s
 
@@ -250,6 +257,8 @@ class _Replay:
             self.result.outcomes[place] = Outcome.UPSTREAM_ERROR
             return
         self.leases[place] = lease
+        if self.servers.next_s < self.due_s:
+            self.due_s = self.servers.next_s
         if arrival.output_tokens > lease.output_tokens:
             self.longer[place] = lease
 
