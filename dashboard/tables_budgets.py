@@ -19,7 +19,7 @@ BUDGETS: dict[str, Any] = {
     "end": column.TextColumn(
         "Month's end", alignment="right", width=105, help="USD: middle, and the interval for four in five"
     ),
-    "then": column.TextColumn("Then it", width=110),
+    "then": column.TextColumn("Then", width=110),
 }
 GATEWAYS: dict[str, Any] = {
     "gateway": column.TextColumn("Gateway", width="small"),

@@ -31,9 +31,9 @@ def _part(name: str, width: int, help_: str) -> Any:
 
 
 _DIFFERENCE: dict[str, Any] = {
-    "difference": _part("Difference", 80, "Invoice less ours: hours, price and unexplained together"),
-    "hours": _part("By hours", 75, "Other hours, at our price"),
-    "price": _part("By price", 70, "Another price, for the invoice's hours"),
+    "difference": _part("Difference", 74, "Invoice less ours: hours, price and unexplained together"),
+    "hours": _part("By hours", 70, "Other hours, at our price"),
+    "price": _part("By price", 62, "Another price, for the invoice's hours"),
     "unexplained": _part("Unexplained", 85, "Stays on its row; spread over nothing"),
 }
 CLASSES: dict[str, Any] = {
@@ -44,9 +44,11 @@ CLASSES: dict[str, Any] = {
 }
 CLASS_DAYS: dict[str, Any] = {
     "what": column.TextColumn("Day and class", width=110),
-    "both": column.TextColumn("Hours, ours / invoice", width=95, alignment="right"),
+    "both": column.TextColumn(
+        "Hours, both", width=85, help="Node-hours: ours / invoice", alignment="right"
+    ),
     **_DIFFERENCE,
-    "why": column.TextColumn("Why", width=105),
+    "why": column.TextColumn("Why", width=90),
 }
 LABELS: dict[str, Any] = {
     "provider": column.TextColumn("Provider", width="small"),

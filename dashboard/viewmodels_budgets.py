@@ -69,7 +69,7 @@ def _sentence(budget: TenantBudget) -> str:
     when = when_text(state.crossing, is_spent=is_spent)
     verb = "is likely to run over" if state.standing is Standing.LIKELY else state.standing
     what = f"is over its budget {when}" if is_spent else f"{verb} its budget, {when}"
-    return f"{state.tenant} {what}; then it {then_text(budget)}"
+    return f"{state.tenant} {what}; then: {then_text(budget)}"
 
 
 def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:

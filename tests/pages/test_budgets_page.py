@@ -103,7 +103,7 @@ def test_who_runs_over_when_and_what_happens_then(full: Show, dashboard_on: Fres
     said = text(at)
     assert [e.message for e in at.exception] == []
     assert "acme is over its budget" in said
-    assert "then it refuses with 429 (gateway: 1 does not know yet)" in said
+    assert "then: refuses with 429 (gateway: 1 does not know yet)" in said
     tenants = column(at, "tenant")
     assert tenants[0] == "acme"
     assert "over" in str(column(at, "standing")[0])

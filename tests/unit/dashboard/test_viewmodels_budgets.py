@@ -52,11 +52,11 @@ def report(*budgets: TenantBudget) -> BudgetReport:
 @pytest.mark.parametrize(
     ("made", "tone", "said"),
     [
-        (budget("50", gateways=(ACTS, LATE)), "act", "acme is over its budget since 20 Mar; then it "
+        (budget("50", gateways=(ACTS, LATE)), "act", "acme is over its budget since 20 Mar; then: "
          "refuses with 429 (gateways: 1 acts, 1 does not know yet)"),
-        (budget("100"), "act", "acme will run over its budget, 22 Mar to 28 Mar, likely 24 Mar; then it"),
+        (budget("100"), "act", "acme will run over its budget, 22 Mar to 28 Mar, likely 24 Mar; then: "),
         (budget("150"), "watch", "acme is likely to run over its budget, 26 Mar or not this month"),
-        (budget("200"), "watch", "acme may run over its budget, 29 Mar or not this month; then it refuses"),
+        (budget("200"), "watch", "acme may run over its budget, 29 Mar or not this month; then: refuses"),
         (budget("999"), "good", "Every tenant stays within its budget"),
         (budget("999", ahead=None), "plain", "of 1 tenant it is too early to say"),
     ],
