@@ -194,7 +194,8 @@ def cut_off(database: FreshDatabase, monkeypatch: pytest.MonkeyPatch) -> FreshDa
         pid = connection.connection.driver_connection.info.backend_pid  # pyright: ignore
         other = make_engine(database.dsn, pool_size=1)
         with other.begin() as killer:
-            assert killer.scalar(text("SELECT pg_terminate_backend(:pid, 20000)"), {"pid": pid})
+            killer.execute(text("SET LOCAL statement_timeout = '90s'"))
+            assert killer.scalar(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
         other.dispose()
         yield from rows
 
