@@ -27,6 +27,7 @@ from starlette.routing import Route
 
 from control import (
     api_alerts,
+    api_estimates,
     api_exports,
     api_finance,
     api_flow,
@@ -115,6 +116,7 @@ def build_app(deps: ApiDeps) -> Starlette:
                 *api_months.CALLS,
                 *api_finance.CALLS,
                 *api_exports.CALLS,
+                *api_estimates.CALLS,
             )
         ),
     ]

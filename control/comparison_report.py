@@ -32,7 +32,7 @@ def input_lines(ready: Comparable) -> list[tuple[str, str, str]]:
         said = document["sources"].get(key)
         is_default = document[key] == default.value
         origin = said or (f"default: {default.source} ({default.date})" if is_default else "typed in")
-        lines.append((key, _plain(document[key]), origin))
+        lines.append((key, plain_value(document[key]), origin))
     return lines
 
 
@@ -44,10 +44,11 @@ def _traffic(ready: Comparable) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def plain_value(value: Any) -> str:
+    """Return an input's value in words."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {share:.4g}" for key, share in value.items())  # pyright: ignore[reportUnknownVariableType]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def warnings(ready: Comparable, compared: Comparison) -> list[str]:

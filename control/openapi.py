@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from control import api_alerts, api_exports, api_finance, api_flow, api_months, api_nodes
+from control import api_alerts, api_estimates, api_exports, api_finance, api_flow, api_months, api_nodes
 from control.api_calls import described
 from control.tokens import Scope
 from fleet.policy import Policy
@@ -180,6 +180,7 @@ def document() -> dict[str, Any]:
                     *api_months.CALLS,
                     *api_finance.CALLS,
                     *api_exports.CALLS,
+                    *api_estimates.CALLS,
                 ),
                 _operation,
             ),

@@ -6,17 +6,21 @@ from numbers nobody can see, and a link that opens something else.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from control.comparison_documents import DEFAULTS, Comparable, as_link, from_link
+from control.estimate_inputs import Measured
+from control.estimate_traces import TraceView
 from control.rate_profile_files import BUNDLED
 from dashboard import components, data_estimates
 from fleet.errors import InvalidInput
 
 LINK = "e"
-_KEPT, _WRITTEN = "comparison_document", "comparison_link"
+_KEPT, _WRITTEN, _REFILL = "comparison_document", "comparison_link", "comparison_refill"
 _FIELDS = ("mean_rps", *(name for name in DEFAULTS if name != "tiers"))
 _TIERS = ("interactive", "batch", "best_effort")
 
@@ -32,6 +36,8 @@ def document() -> dict[str, Any]:
         _fill(kept)
     if kept is None:
         kept = {"traffic": "A"}
+    if st.session_state.pop(_REFILL, False):
+        _fill(kept)
     return kept
 
 
@@ -48,6 +54,30 @@ def written(found: Comparable) -> Comparable:
     if st.query_params.get(LINK) != link:
         st.query_params[LINK] = link
     return found
+
+
+def take(found: Sequence[Measured]) -> None:
+    """Let measured values stand in place of what was there, with their sources."""
+    whole = data_estimates.ready(document()).document
+    sized = {key: value for key, value in whole.items() if key not in ("strategies", "baseline")}
+    chosen = whole if st.session_state.get("comparison_chosen") else sized
+    changed = chosen | {one.name: one.value for one in found}
+    sources = whole["sources"] | {one.name: one.source for one in found}
+    _restart(data_estimates.ready(changed | {"sources": sources}).document)
+
+
+def take_traffic(name: str) -> None:
+    """Compare on a kept traffic from now on; strategies are sized anew."""
+    whole = data_estimates.ready(document()).document
+    changed = {key: value for key, value in whole.items() if key not in ("strategies", "baseline")}
+    st.session_state["comparison_chosen"] = False
+    _restart(data_estimates.ready(changed | {"traffic": name, "mean_rps": None}).document)
+
+
+def _restart(whole: dict[str, Any]) -> None:
+    """Show a document from the next run on: the fields take their values before they are drawn."""
+    keep(whole)
+    st.session_state[_REFILL] = True
 
 
 def _fill(whole: dict[str, Any]) -> None:
@@ -118,7 +148,8 @@ def _with_strategies(found: dict[str, Any], before: dict[str, Any]) -> dict[str,
 
 
 def _traffic(before: dict[str, Any]) -> str:
-    names = list(BUNDLED)
+    kept = {one.name: one for one in data_estimates.kept_traffic().value or []}
+    names = [*BUNDLED, *kept]
     chosen = before["traffic"]
     return str(
         st.selectbox(
@@ -126,10 +157,16 @@ def _traffic(before: dict[str, Any]) -> str:
             names if chosen in names else [*names, chosen],
             index=names.index(chosen) if chosen in names else len(names),
             key="compare_traffic",
-            format_func=lambda name: f"{name}: {BUNDLED[name]}" if name in BUNDLED else name,
+            format_func=lambda name: _title(name, kept),
             persist_state="session",
         )
     )
+
+
+def _title(name: str, kept: Mapping[str, TraceView]) -> str:
+    if name in BUNDLED:
+        return f"{name}: {BUNDLED[name]}"
+    return f"{kept[name].title}: {kept[name].source}" if name in kept else name[:20]
 
 
 def _tiers(before: dict[str, float]) -> dict[str, float]:
@@ -152,7 +189,9 @@ def _tiers(before: dict[str, float]) -> dict[str, float]:
         raise InvalidInput(
             f"interactive and batch add up to {100 * (1 - rest):g} %", hint="At most 100 %", field="tiers"
         )
-    return {**shares, _TIERS[2]: max(0.0, round(rest, 9))}
+    found = {**shares, _TIERS[2]: max(0.0, round(rest, 9))}
+    is_same = all(math.isclose(found[tier], before.get(tier, 0.0), abs_tol=1e-6) for tier in _TIERS)
+    return dict(before) if is_same else found  # what was measured stays as it was, digits and all
 
 
 def _refusal(before: dict[str, Any]) -> float:

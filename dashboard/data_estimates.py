@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import streamlit as st
 
 from control.comparison_documents import Comparable, canonical, read_comparison
-from control.rate_profile_files import BUNDLED, bundled_profile
+from control.database import session_scope
+from control.estimate_inputs import Measured, Unmeasured, measured_inputs
+from control.estimate_runs import Precision, RunView, newest_by_hash, run_spec, spec_hash
+from control.estimate_traces import TraceView, stored_traffic, traces
+from control.rate_profile_files import BUNDLED
+from dashboard.data import QUESTIONS, Reading, ask
+from dashboard.deps import Deps, deps
 from fleet.comparison import Comparison
 from fleet.comparison_sensitivity import Base, Sensitivity, sensitivities
-from fleet.errors import InvalidInput
 from fleet.rate_profiles import RateProfile
 from fleet.reserve import Reserve, reserve
 
@@ -38,17 +44,52 @@ def ready(document: dict[str, Any]) -> Comparable:
 
 
 def traffic(name: str) -> RateProfile:
-    """Return a bundled traffic or a stored one. Never a file."""
-    if name in BUNDLED:
-        return _bundled(name)
-    raise InvalidInput(
-        f"there is no traffic {name[:60]!r}", field="/traffic", hint="Choose one from the list"
-    )
+    """Return a bundled traffic or a kept one. Never a file."""
+    return _traffic(name) if name in BUNDLED else deps().patience.ask(lambda: _traffic(name))
 
 
-@st.cache_resource(show_spinner=False, max_entries=8)
-def _bundled(name: str) -> RateProfile:
-    return bundled_profile(name)
+@st.cache_resource(show_spinner=False, max_entries=12)
+def _traffic(name: str) -> RateProfile:
+    """What a name stands for never changes: bundled, or named by its content."""
+    with session_scope(deps().reader) as session:
+        return stored_traffic(session, name)
+
+
+def _traces(session: Any, _of: Deps, _now: datetime) -> list[TraceView]:
+    return traces(session)
+
+
+def _runs(session: Any, _of: Deps, _now: datetime, hashes: tuple[str, ...]) -> dict[str, RunView]:
+    return newest_by_hash(session, list(hashes))
+
+
+def _measured(session: Any, _of: Deps, now: datetime) -> list[Measured | Unmeasured]:
+    return measured_inputs(session, now)
+
+
+QUESTIONS["estimate_inputs"] = _measured
+QUESTIONS["estimate_traces"] = _traces
+QUESTIONS["estimate_runs"] = _runs
+
+
+def measured() -> Reading[list[Measured | Unmeasured]]:
+    """Inputs as the fleet measured them."""
+    return ask("estimate_inputs")
+
+
+def kept_traffic() -> Reading[list[TraceView]]:
+    """Kept traffic, newest first."""
+    return ask("estimate_traces", is_brief=True)
+
+
+def run_hashes(found: Comparable, precision: Precision) -> dict[str, str]:
+    """Return the name of each strategy's simulation, by the strategy's name."""
+    return {one.name: spec_hash(run_spec(found, one, precision)) for one in found.candidates}
+
+
+def simulations(found: Comparable, precision: Precision) -> Reading[dict[str, RunView]]:
+    """Return the newest simulation of each strategy, by its hash."""
+    return ask("estimate_runs", tuple(run_hashes(found, precision).values()), is_brief=True)
 
 
 def answer(found: Comparable) -> Answer:

@@ -50,3 +50,18 @@ BANDS: dict[str, Any] = {
     "burst_length": _figure("Bursts, a tenth to twice as long"),
     "spot_ratio": _figure("Spot at 20 to 80 % of on demand"),
 }
+METHODS: dict[str, Any] = {
+    "strategy": column.TextColumn("Strategy", width="medium", pinned=True),
+    "state": column.TextColumn("Simulation"),
+    "progress": column.ProgressColumn("Days", format="percent", min_value=0.0, max_value=1.0),
+    "usd": _figure("USD, fluid"),
+    "usd events": _figure("USD, events"),
+    "refused": _figure("Refused, fluid"),
+    "refused events": _figure("Refused, events"),
+    "p99": _figure("p99, fluid"),
+    "p99 events": _figure("p99, events"),
+    "slo": _figure("In objective, fluid"),
+    "slo events": _figure("In objective, events"),
+    "difference": column.TextColumn("Why they differ", width="large"),
+}
+MEASURED: dict[str, Any] = INPUTS

@@ -6,11 +6,19 @@ strategy named without what it refuses, and an estimate taken for a measurement.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from control.comparison_documents import Comparable
-from control.comparison_report import break_even_words, cheapest_lines, input_lines, warnings
+from control.comparison_report import (
+    break_even_words,
+    cheapest_lines,
+    input_lines,
+    plain_value,
+    warnings,
+)
+from control.estimate_inputs import Measured, Unmeasured
 from dashboard import words
 from dashboard.viewmodels import Card
 from fleet.comparison import Comparison, Outcome
@@ -167,6 +175,19 @@ def input_rows(ready: Comparable) -> dict[str, list[Any]]:
         "input": [name.replace("_", " ") for name, _, _ in lines],
         "value": [value for _, value, _ in lines],
         "source": [source for _, _, source in lines],
+    }
+
+
+def measured_rows(found: Sequence[Measured | Unmeasured]) -> dict[str, list[Any]]:
+    """Return what the fleet measured, and what it did not with the reason."""
+    return {
+        "input": [one.name.replace("_", " ") for one in found],
+        "value": [
+            words.UNKNOWN if isinstance(one, Unmeasured) else plain_value(one.value) for one in found
+        ],
+        "source": [
+            f"not measured: {one.reason}" if isinstance(one, Unmeasured) else one.source for one in found
+        ],
     }
 
 

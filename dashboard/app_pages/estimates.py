@@ -8,6 +8,7 @@ from dashboard import charts_estimates as charts
 from dashboard import comparison_inputs, components, data_estimates, estimate_inputs
 from dashboard import tables_estimates as tables
 from dashboard import viewmodels_comparison as vm
+from dashboard.traffic_panel import traffic_panel
 from fleet.errors import InvalidInput
 
 st.title("Estimates")
@@ -19,6 +20,8 @@ with st.expander("Traffic, nodes and prices", icon=":material/tune:"):
     except InvalidInput as exc:
         ready = None
         components.failure(exc, title="These inputs have no answer")
+    st.markdown("**From the fleet, or from a file**")
+    traffic_panel()
 if ready is None:
     top.error("The inputs below have no answer: open them to see why.")
     st.stop()

@@ -8,6 +8,7 @@ from dashboard import charts_estimates as charts
 from dashboard import comparison_inputs, components, data_estimates, strategy_editor
 from dashboard import tables_estimates as tables
 from dashboard import viewmodels_comparison as vm
+from dashboard.simulation_panel import simulation_panel
 from fleet.errors import InvalidInput
 
 st.title("Strategies")
@@ -27,4 +28,6 @@ with left:
     components.plot(charts.cost_and_refusals(compared), key="cost_refusals")
 with right:
     components.plot(charts.nodes_over_time(compared), key="nodes_hours")
+st.subheader("Every request simulated")
+simulation_panel(ready, compared)
 comparison_inputs.share(ready)

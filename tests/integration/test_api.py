@@ -100,6 +100,13 @@ CALLS = [
     ("DELETE", "/api/v1/discovery/s", "fleet:write", 404),
     ("POST", "/api/v1/discovery/s/pause", "fleet:write", 404),
     ("POST", "/api/v1/discovery/s/resume", "fleet:write", 404),
+    ("POST", "/api/v1/estimates/compare", "status:read", 422),
+    ("GET", "/api/v1/estimates/inputs", "status:read", 200),
+    ("GET", "/api/v1/estimates/traces", "status:read", 200),
+    ("GET", "/api/v1/estimates/runs", "status:read", 200),
+    ("GET", "/api/v1/estimates/runs/1", "status:read", 404),
+    ("POST", "/api/v1/estimates/runs", "fleet:write", 422),
+    ("POST", "/api/v1/estimates/runs/1/cancel", "fleet:write", 404),
 ]
 OPEN = ["/healthz", "/readyz", "/openapi.json"]
 

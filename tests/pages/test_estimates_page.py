@@ -17,6 +17,13 @@ def column(at: AppTest, name: str) -> list[object]:
     return next(list(d.value[name]) for d in at.dataframe if name in d.value.columns)
 
 
+def sources_of(at: AppTest) -> dict[str, str]:
+    """Where each input comes from, by the table that has them all."""
+    tables = [d.value for d in at.dataframe if "input" in d.value.columns]
+    whole = next(table for table in tables if "traffic" in list(table["input"]))
+    return dict(zip(whole["input"], whole["source"], strict=True))
+
+
 def said(at: AppTest) -> str:
     shown = (*at.markdown, *at.caption, *at.info, *at.error, *at.success, *at.warning)
     return " ".join(str(e.value) for e in shown).replace("\\", "")
@@ -42,12 +49,12 @@ def test_the_guide_s_case_stands_beside_the_autoscaler_it_leaves_out(empty: Show
 
 def test_every_input_has_a_source_and_a_date(empty: Show) -> None:
     at = empty("estimates")
-    sources = dict(zip(column(at, "input"), column(at, "source"), strict=True))
+    sources = sources_of(at)
     for price in ("price", "reserved price", "spot price"):
-        assert "2026-" in str(sources[price])
-        assert str(sources[price]).startswith("default: ")
+        assert "2026-" in sources[price]
+        assert sources[price].startswith("default: ")
     at.number_input(key="compare_spot_price").set_value(6.0).run()
-    sources = dict(zip(column(at, "input"), column(at, "source"), strict=True))
+    sources = sources_of(at)
     assert sources["spot price"] == "typed in"
     # published: two spot nodes at 6 USD
     usd = dict(zip(column(at, "strategy"), column(at, "usd"), strict=True))
@@ -105,3 +112,34 @@ def test_nobody_may_be_refused(empty: Show) -> None:
     at.checkbox(key="compare_acceptable").uncheck().run()
     assert "Predictive + admission serves everybody in time for $108,311" in said(at)
     assert "refusals are not acceptable" in said(at)
+
+
+def test_an_uploaded_trace_is_kept_and_its_address_shows_it_again(empty: Show) -> None:
+    body = ("t_s,rate_rps\n" + "".join(f"{600 * n},{6 + n % 7}\n" for n in range(144))).encode()
+    at = empty("estimates")
+    at.file_uploader(key="compare_file").set_value(("mine.csv", body, "text/csv")).run()
+    assert [e.message for e in at.exception] == []
+    sources = sources_of(at)
+    assert "file mine.csv" in sources["traffic"]
+    written = at.query_params["e"]
+    again = empty("estimates", e=written if isinstance(written, str) else written[0])
+    assert column(again, "usd") == column(at, "usd")
+
+
+def test_a_file_that_is_no_traffic_is_refused_in_words(empty: Show) -> None:
+    at = empty("estimates")
+    at.file_uploader(key="compare_file").set_value(("x.csv", b"a,b\n1,2\n", "text/csv")).run()
+    assert [e.message for e in at.exception] == []
+    assert "This traffic cannot be used" in " ".join(str(e.proto) for e in at.error)
+
+
+def test_every_request_is_asked_for_once_and_can_be_cancelled(empty: Show) -> None:
+    at = empty("strategies")
+    assert "Nobody asked for it yet" in said(at)
+    at.button(key="simulate").click().run()
+    assert [e.message for e in at.exception] == []
+    assert set(column(at, "state")) == {"waits"}
+    assert at.button(key="simulate").disabled
+    at.button(key="cancel_runs").click().run()
+    assert set(column(at, "state")) == {"cancelled"}
+    assert not at.button(key="simulate").disabled

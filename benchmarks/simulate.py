@@ -1,0 +1,133 @@
+"""Claim: a hundred strategies' fluid months take seconds, a month of every request ten; plain Python more.
+
+Processor seconds of this process on one core, medians of rounds, compiled beforehand (what the first took
+stands beside it). The plain twin is the same loop uncompiled, over one day, as is a textbook event loop (a
+heap of departures, as discrete-event libraries do it). The fluid twin is shown a month, events a day.
+Prints one JSON object. Prevents: a "fast" that is the compiler's cache, and a ratio without its other side.
+
+    python -m benchmarks.simulate [--rounds 3] [--events]
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from decimal import Decimal
+from statistics import median
+
+import numpy as np
+
+from benchmarks.parse import machine
+from control.rate_profile_files import bundled_profile
+from fleet import fluid_kernel
+from fleet.comparison_catalogue import catalogue
+from fleet.fluid import BIN_S, DAY_BINS, kernel_arguments, simulate
+from fleet.month_result import NodeClass
+from fleet.simulate import EventRun, ServiceModel
+from fleet.strategies import Strategy
+from fleet.traffic_shape import traffic_shape
+
+NODE = NodeClass()
+DAYS = 30
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """Return the processor seconds that `work` takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def plain_fluid(rates: np.ndarray, strategy: Strategy) -> None:
+    """Run the fluid loop uncompiled: what it would cost in plain Python."""
+    a = kernel_arguments(strategy)
+    series = [np.zeros(rates.size) for _ in range(4)]
+    loop = fluid_kernel.run_bins.py_func
+    loop(
+        rates, BIN_S, NODE.service_rate, strategy.nodes, a.max_wait_s, a.periods, a.scaler, a.plan, a.pool,
+        a.burst_nodes, *series,
+    )  # fmt: skip
+
+
+def textbook_events(rates: np.ndarray, servers: int, patience_s: float, seed: int) -> tuple[int, int]:
+    """Simulate one queue with a heap of departures, an arrival at a time; return (offered, refused)."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(
+        np.concatenate(
+            [k * BIN_S + rng.random(n) * BIN_S for k, n in enumerate(rng.poisson(rates * BIN_S))]
+        )
+    )
+    services = ServiceModel().draw(rng, times.size, NODE)
+    busy: list[float] = []
+    waiting: deque[tuple[float, float]] = deque()
+    refused = 0
+    for at_s, service_s in zip(times.tolist(), services.tolist(), strict=True):
+        while busy and busy[0] <= at_s:
+            free_s = heapq.heappop(busy)
+            while waiting and free_s - waiting[0][0] > patience_s:
+                waiting.popleft()
+                refused += 1
+            if waiting:
+                heapq.heappush(busy, free_s + waiting.popleft()[1])
+        if len(busy) < servers:
+            heapq.heappush(busy, at_s + service_s)
+        else:
+            waiting.append((at_s, service_s))
+    return times.size, refused
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--events", action="store_true", help="Also a whole month of events (minutes)")
+    asked = parser.parse_args()
+    month = bundled_profile("C").month()
+    strategies = [one.strategy for one in catalogue(traffic_shape(month), 3.0, Decimal(16))]
+    first_s = cpu_s(lambda: [simulate(month, one, NODE) for one in strategies])
+    hundred = [strategies[n % len(strategies)] for n in range(100)]
+    fluid_s = median(
+        cpu_s(lambda: [simulate(month, one, NODE) for one in hundred]) for _ in range(asked.rounds)
+    )
+    day = month[:DAY_BINS]
+    plain_s = median(cpu_s(lambda: plain_fluid(day, strategies[4])) for _ in range(asked.rounds)) * DAYS
+    kernel_s = median(cpu_s(lambda: simulate(month, strategies[4], NODE)) for _ in range(asked.rounds))
+    five = Strategy(5, 1.5)
+
+    def one_day() -> None:
+        EventRun(day, five, NODE, keeps_waits=False).advance()
+
+    one_day()
+    events_s = median(cpu_s(one_day) for _ in range(asked.rounds))
+    textbook_s = median(cpu_s(lambda: textbook_events(day, 5 * 36, 1.5, 1)) for _ in range(asked.rounds))
+    found: dict[str, object] = {
+        "machine": machine(),
+        "first_six_fluid_months_s": first_s,
+        "hundred_fluid_months_s": fluid_s,
+        "fluid_month_s": kernel_s,
+        "fluid_month_plain_python_s": plain_s,
+        "fluid_plain_over_compiled": plain_s / kernel_s,
+        "event_day_s": events_s,
+        "event_day_requests": float(day.sum() * BIN_S),
+        "event_requests_per_s": float(day.sum() * BIN_S) / events_s,
+        "event_day_textbook_python_s": textbook_s,
+        "event_textbook_over_compiled": textbook_s / events_s,
+    }
+    if asked.events:
+        run = EventRun(month, five, NODE, keeps_waits=False)
+
+        def whole() -> None:
+            while not run.is_done:
+                run.advance()
+
+        found["event_month_s"] = cpu_s(whole)
+        found["event_month_requests"] = run.result().offered
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Traffic somebody uploads: CSV, compressed or not, or Parquet. Hostile until checked.
+
+The same three forms as in files (see `fleet.rate_profiles`), in bytes instead of a path. Prevents: a small
+upload that unpacks to gigabytes, and a Parquet file read column by column into memory without a bound.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from fleet.errors import InvalidInput
+from fleet.rate_profiles import RateProfile, read_csv_text, read_profile
+
+MAX_UPLOAD_MB = 64
+MAX_UNPACKED_BYTES = 600_000_000
+MAX_ROWS = 5_000_000
+_COLUMNS = ("bin", "rate_rps", "t_s", "input_tokens", "output_tokens")
+_LONGEST_LINE = 4_096
+
+
+def uploaded_profile(name: str, body: bytes, source: str) -> RateProfile:
+    """Return the traffic in an uploaded file. Raises InvalidInput with what is wrong with it."""
+    if len(body) > MAX_UPLOAD_MB * 1_000_000:
+        raise InvalidInput(f"{name[:60]} has over {MAX_UPLOAD_MB} MB", field="/profile")
+    if body[:4] == b"PAR1":
+        return read_profile(name, source, _parquet_rows(body))
+    if body[:2] == b"\x1f\x8b":
+        return read_csv_text(name, source, _lines(gzip.GzipFile(fileobj=io.BytesIO(body)), name))
+    return read_csv_text(name, source, _lines(io.BytesIO(body), name))
+
+
+def _lines(raw: Any, name: str) -> Iterator[str]:
+    """Lines of text, each bounded, as many as there is room for."""
+    seen = rows = 0
+    try:
+        while line := raw.readline(_LONGEST_LINE):
+            seen, rows = seen + len(line), rows + 1
+            if seen > MAX_UNPACKED_BYTES or rows > MAX_ROWS or len(line) == _LONGEST_LINE:
+                raise InvalidInput(
+                    f"{name[:60]} unpacks to too much, or has a line of {_LONGEST_LINE} characters",
+                    field="/profile",
+                    hint=f"At most {MAX_ROWS:,} rows",
+                )
+            yield line.decode("utf-8-sig" if rows == 1 else "utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as exc:
+        raise InvalidInput(
+            f"{name[:60]} cannot be read: {exc}", field="/profile", hint="Give CSV, CSV.gz or Parquet"
+        ) from exc
+
+
+def _parquet_rows(body: bytes) -> Iterator[dict[str, str]]:
+    pa: Any = import_module("pyarrow")  # slow to import, and only needed here
+    pq: Any = import_module("pyarrow.parquet")
+    try:
+        file: Any = pq.ParquetFile(io.BytesIO(body))
+        if file.metadata.num_rows > MAX_ROWS:
+            raise InvalidInput(
+                f"the file has {file.metadata.num_rows:,} rows",
+                field="/profile",
+                hint=f"At most {MAX_ROWS:,}",
+            )
+        known = [column for column in file.schema_arrow.names if column in _COLUMNS]
+        if not known:
+            seen = ", ".join(str(column)[:30] for column in file.schema_arrow.names[:8])
+            raise InvalidInput(
+                f"the file has the columns {seen}",
+                field="/profile",
+                hint="Give t_s, or t_s and rate_rps, or bin and rate_rps",
+            )
+        for batch in file.iter_batches(batch_size=50_000, columns=known):
+            for row in batch.to_pylist():
+                yield {key: "" if value is None else str(value) for key, value in row.items()}
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise InvalidInput(f"the Parquet file cannot be read: {str(exc)[:200]}", field="/profile") from exc

@@ -1,0 +1,67 @@
+"""The part of the Strategies page where every request is simulated: ask, watch, cancel, compare.
+
+Prevents: a page that waits for a month to be simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from control.comparison_documents import Comparable
+from control.estimate_runs import Precision
+from control.roles import Permission
+from dashboard import access, actions_estimates, components, data, data_estimates, state
+from dashboard import tables_estimates as tables
+from dashboard import viewmodels_simulation as vm
+from fleet.comparison import Comparison
+from fleet.errors import FleetError
+
+PRECISION = Precision()
+TICK_S = 2.0
+
+
+def simulation_panel(ready: Comparable, compared: Comparison) -> None:
+    """Draw the panel; it draws itself again while something waits or runs."""
+    first = data_estimates.simulations(ready, PRECISION)
+    is_open = bool(vm.open_runs(first.value or {}))
+    components.live(lambda: _draw(ready, compared), TICK_S if is_open else None)
+
+
+def _draw(ready: Comparable, compared: Comparison) -> None:
+    reading = data_estimates.simulations(ready, PRECISION)
+    if components.problem(reading, data.now(), state.filters().zone) or reading.value is None:
+        return
+    hashes, found = data_estimates.run_hashes(ready, PRECISION), reading.value
+    st.caption(vm.summary(hashes, found, PRECISION))
+    components.table(vm.rows(compared, hashes, found), tables.METHODS, key="methods")
+    person = access.look_up(is_active=False)
+    why = None if person is None else person.may_not(Permission.RUN_ESTIMATES)
+    open_runs = vm.open_runs(found)
+    missing = [key for key in hashes.values() if key not in found or found[key].state in _AGAIN]
+    left, right = components.two()
+    if left.button(
+        "Simulate every request",
+        icon=":material/play_arrow:",
+        key="simulate",
+        disabled=why is not None or not missing,
+        help=why or "In the background; the controller does it, one strategy after the other",
+    ):
+        _try(lambda: actions_estimates.simulate_all(ready, PRECISION))
+    if open_runs and right.button(
+        "Cancel", icon=":material/stop:", key="cancel_runs", disabled=why is not None, help=why
+    ):
+        _try(lambda: [actions_estimates.cancel(run.id) for run in open_runs])
+
+
+_AGAIN = ("cancelled", "failed")
+
+
+def _try(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except FleetError as exc:
+        components.failure(exc, title="Nothing was changed")
+        return
+    st.rerun()
