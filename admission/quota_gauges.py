@@ -13,7 +13,7 @@ from admission.metrics import Family
 from admission.quota_lease import QuotaLeases
 from fleet.messages import OverQuota
 from fleet.offers import GateSnapshot
-from fleet.quota_leases import FIELDS
+from fleet.quota_shares import FIELDS
 
 _PREFIX = "rhodeck_gateway_"
 

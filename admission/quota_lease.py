@@ -22,8 +22,9 @@ from fleet.clock import Clock
 from fleet.errors import InvalidInput, StaleAssignment, Unavailable
 from fleet.messages import Assignment, QuotaLease, QuotaReport, QuotaShare, TenantShare
 from fleet.policy import pointer_of
-from fleet.quota_leases import FIELDS, HOLD_S
+from fleet.quota_leases import HOLD_S
 from fleet.quota_needs import Needs
+from fleet.quota_shares import FIELDS, counts_of, is_same, least
 
 log = logging.getLogger(__name__)
 
@@ -119,11 +120,7 @@ class QuotaLeases:
         if self._assignment is None:
             return self.lent
         assigned = self._assignment.shares
-        whole = {
-            name: QuotaShare(**{part: getattr(assigned[name], part) for part in FIELDS})
-            for name in self._whole
-            if name in assigned
-        }
+        whole = {name: counts_of(assigned[name]) for name in self._whole if name in assigned}
         return whole | self.lent
 
     # -- assignments --------------------------------------------------------------------------------
@@ -139,7 +136,7 @@ class QuotaLeases:
         self._assignment, self._digest = assignment, digest
         if before is None:
             self.lent = {
-                name: _least(share, assignment.shares[name])
+                name: least(share, assignment.shares[name])
                 for name, share in self._load().items()
                 if name in assignment.shares
             }
@@ -147,7 +144,7 @@ class QuotaLeases:
         else:
             self.look(now_s, before)
             self.lent = {
-                name: _least(share, assignment.shares[name])
+                name: least(share, assignment.shares[name])
                 if _is_resplit(name, before, assignment)
                 else share
                 for name, share in self.lent.items()
@@ -167,7 +164,7 @@ class QuotaLeases:
         else:
             if now_s < self.ends_s:
                 return
-            left = {name: _least(share, held.shares[name]) for name, share in self.lent.items()}
+            left = {name: least(share, held.shares[name]) for name, share in self.lent.items()}
             if left == self.lent:
                 return
             self.lent = self._known(left)
@@ -179,7 +176,7 @@ class QuotaLeases:
         return {
             name: share
             for name, share in lent.items()
-            if name in assigned and _differs(share, assigned[name])
+            if name in assigned and not is_same(share, assigned[name])
         }
 
     def _apply(self, now_s: float) -> None:
@@ -253,19 +250,11 @@ async def answer_lease(leases: QuotaLeases, body: bytes) -> bytes:
     return (await leases.take(lease)).model_dump_json(by_alias=True).encode()
 
 
-def _least(share: QuotaShare, assigned: TenantShare) -> QuotaShare:
-    return QuotaShare(**{part: min(getattr(share, part), getattr(assigned, part)) for part in FIELDS})
-
-
-def _differs(share: QuotaShare, assigned: TenantShare) -> bool:
-    return any(getattr(share, part) != getattr(assigned, part) for part in FIELDS)
-
-
 def _is_resplit(name: str, before: Assignment, after: Assignment) -> bool:
     """Say whether a tenant's quota, or the number of gateways that share it, changed."""
     if name not in before.shares or before.kv_share_ratio != after.kv_share_ratio:
         return True
-    if any(getattr(before.shares[name], part) != getattr(after.shares[name], part) for part in FIELDS):
+    if not is_same(before.shares[name], after.shares[name]):
         return True
     old, new = before.policy.tenants.get(name), after.policy.tenants.get(name)
-    return old is None or new is None or any(getattr(old, part) != getattr(new, part) for part in FIELDS)
+    return old is None or new is None or not is_same(old, new)

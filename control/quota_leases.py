@@ -21,7 +21,6 @@ from fleet.messages import QuotaLease, QuotaReport, QuotaShare, TenantShare
 from fleet.quota_leases import (
     AGAIN_S,
     DRIFT_S,
-    FIELDS,
     HOLD_S,
     LEASE_S,
     RENEW_S,
@@ -32,6 +31,7 @@ from fleet.quota_leases import (
     share_grants,
     share_targets,
 )
+from fleet.quota_shares import FIELDS, NOTHING, counts_of, in_use, least, most, raised
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,6 @@ Send = Callable[[Place, QuotaLease], Awaitable[QuotaReport | None]]
 Load = Callable[[], Awaitable[Sequence[Place]]]
 #: A gateway of a release without leases is asked again after so long.
 ASK_OLD_AGAIN_S = 60.0
-_NOTHING = QuotaShare(
-    tokens_per_minute=0, burst_tokens=0, max_in_flight_tokens=0, max_concurrent_requests=0
-)
 
 
 @dataclass(slots=True)
@@ -54,6 +51,7 @@ class _Known:
     heard_s: float = 0.0
     shares: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])  # the most it may hold
     needs: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])
+    in_use: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])  # may be above the share
     ends_s: float = 0.0
     rises_s: float = 0.0
     is_heard: bool = False  # in this pass
@@ -63,7 +61,7 @@ class _Known:
     def holds_lease(self, assigned: Mapping[str, TenantShare]) -> bool:
         """Say whether any share differs from the assignment's."""
         return any(
-            name in assigned and _counts(assigned[name]) != held for name, held in self.shares.items()
+            name in assigned and counts_of(assigned[name]) != held for name, held in self.shares.items()
         )
 
 
@@ -222,9 +220,7 @@ class QuotaLeases:
                 }
             )
             for tenant, share in shares.items():
-                known.shares[tenant] = _most(
-                    known.shares.get(tenant, _assigned_share(place, tenant)), share
-                )
+                known.shares[tenant] = most(known.shares.get(tenant, _assigned_share(place, tenant)), share)
             if lease_s:
                 known.ends_s = max(known.ends_s, sent_s + lease_s + DRIFT_S)
         try:
@@ -262,6 +258,7 @@ class QuotaLeases:
         known.heard_s, known.is_heard = heard_s, True
         known.shares = {name: use.share for name, use in report.tenants.items()}
         known.needs = {name: use.need for name, use in report.tenants.items()}
+        known.in_use = {name: in_use(use) for name, use in report.tenants.items()}
         known.ends_s = heard_s + report.ends_in_s + DRIFT_S
         known.rises_s = sent_s + report.rises_in_s
 
@@ -275,21 +272,23 @@ class QuotaLeases:
         made = [self._standing(place, assigned[place.name], tenant, now_s) for place in places]
         for name, known in self._known.items():
             if name not in assigned and tenant in known.shares:
-                made.append(Standing(_NOTHING, known.shares[tenant], _NOTHING, is_open=False))
+                made.append(Standing(NOTHING, known.shares[tenant], NOTHING, is_open=False))
         return made
 
     def _standing(
         self, place: Place, assigned: Mapping[str, TenantShare], tenant: str, now_s: float
     ) -> Standing:
-        known, safe = self._known[place.name], _counts(assigned[tenant])
-        need = known.needs.get(tenant, _NOTHING) if known.is_heard else _NOTHING
+        known, safe = self._known[place.name], counts_of(assigned[tenant])
+        need = known.needs.get(tenant, NOTHING) if known.is_heard else NOTHING
         held = known.shares.get(tenant)
         if known.is_heard and known.digest != place.digest:  # an assignment is on its way to it
-            return Standing(safe, _most(held or safe, safe), need, is_open=False)
+            return Standing(safe, most(held or safe, safe), need, is_open=False)
         if held is None:
             return Standing(safe, safe, need, is_open=known.is_heard)
-        grip = Grip(held, known.ends_s, known.rises_s)
-        return Standing(safe, grip.claim(safe, now_s, self._lease_s), need, is_open=known.is_heard)
+        claim = Grip(held, known.ends_s, known.rises_s).claim(safe, now_s, self._lease_s)
+        if known.is_heard or now_s < known.ends_s:  # what runs is not stopped: it counts until it has ended
+            claim = most(claim, known.in_use.get(tenant, NOTHING))
+        return Standing(safe, claim, need, is_open=known.is_heard)
 
     def _fits(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]) -> bool:
         """Say whether what is held may stay: no quota is claimed beyond what it is."""
@@ -308,7 +307,7 @@ class QuotaLeases:
             for name, known in self._known.items()
             for tenant, held in known.shares.items()
             if name not in assigned
-            or (tenant in assigned[name] and held != _counts(assigned[name][tenant]))
+            or (tenant in assigned[name] and held != counts_of(assigned[name][tenant]))
         }
         return sorted(tenant for tenant in found if all(tenant in shares for shares in assigned.values()))
 
@@ -350,8 +349,12 @@ class QuotaLeases:
         for tenant, goal in wanted.items():
             standings = self._standings(places, assigned, tenant)
             for place, standing, share in zip(places, standings, rule(standings, goal), strict=False):
-                if standing.is_open and share != standing.claim:
-                    changes.setdefault(place.name, {})[tenant] = share
+                if not standing.is_open:
+                    continue
+                held = self._known[place.name].shares.get(tenant, standing.safe)
+                new = raised(held, standing.claim, share) if is_grant else least(held, share)
+                if new != held:
+                    changes.setdefault(place.name, {})[tenant] = new
         return changes
 
 
@@ -360,7 +363,7 @@ def _assigned(place: Place) -> Mapping[str, TenantShare]:
 
 
 def _assigned_share(place: Place, tenant: str) -> QuotaShare:
-    return _counts(_assigned(place)[tenant])
+    return counts_of(_assigned(place)[tenant])
 
 
 def _is_one_quota(places: Sequence[Place], tenant: str) -> bool:
@@ -370,11 +373,3 @@ def _is_one_quota(places: Sequence[Place], tenant: str) -> bool:
         if place.target is not None
     }
     return len(quotas) == 1
-
-
-def _counts(share: TenantShare) -> QuotaShare:
-    return QuotaShare(**{part: getattr(share, part) for part in FIELDS})
-
-
-def _most(one: QuotaShare, other: QuotaShare) -> QuotaShare:
-    return QuotaShare(**{part: max(getattr(one, part), getattr(other, part)) for part in FIELDS})

@@ -162,6 +162,8 @@ class QuotaUse(_Message):
 
     share: QuotaShare  # in force
     need: QuotaShare  # asked for lately, refused requests included; burst 0: bursts follow rates
+    held_tokens: Count = 0  # running and queued now; above the share after a cut
+    held_requests: Count = 0
 
 
 class QuotaReport(_Message):

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleet.messages import QuotaShare
+from fleet.quota_shares import FIELDS
 from fleet.shares import split
 
-#: The counts of a quota.
-FIELDS = ("tokens_per_minute", "burst_tokens", "max_in_flight_tokens", "max_concurrent_requests")
 #: A share above the safe one ends so long after it was sent, at the latest.
 LEASE_S = 15.0
 #: A share below the safe one rises again so long after it was sent, at the earliest less one call.

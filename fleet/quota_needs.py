@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.accounts import Account, Accounts
+from fleet.accounts import Accounts
 from fleet.messages import QuotaShare, QuotaUse
+from fleet.quota_shares import NOTHING, counts_of
 
 #: Looks closer together than this say the same again.
 _SHORTEST_S = 1.0
@@ -43,8 +44,10 @@ class Needs:
             self._look(accounts, now_s)
         return {
             account.name: QuotaUse.model_construct(
-                share=held.get(account.name) or _counts(account),
-                need=self._needs.get(account.name, _NOTHING),
+                share=held.get(account.name) or counts_of(account.share),
+                need=self._needs.get(account.name, NOTHING),
+                held_tokens=account.tokens,
+                held_requests=account.requests,
             )
             for account in accounts
             if account.name in self._needs or account.name in held
@@ -61,7 +64,7 @@ class Needs:
             seen[account.name] = now
             if now == was and not account.requests and account.name not in self._needs:
                 continue
-            before = self._needs.get(account.name, _NOTHING)
+            before = self._needs.get(account.name, NOTHING)
             refused_tokens = now.refused_tokens - was.refused_tokens
             asked = now.charged_tokens - was.charged_tokens + refused_tokens
             quota = account.policy
@@ -81,14 +84,9 @@ class Needs:
                     quota.max_concurrent_requests,
                 ),
             )
-            if need != _NOTHING:
+            if need != NOTHING:
                 needs[account.name] = need
         self._seen, self._needs = seen, needs
-
-
-_NOTHING = QuotaShare(
-    tokens_per_minute=0, burst_tokens=0, max_in_flight_tokens=0, max_concurrent_requests=0
-)
 
 
 def _sized(asked: float, before: int, quota: int) -> int:
@@ -97,13 +95,3 @@ def _sized(asked: float, before: int, quota: int) -> int:
     if abs(wanted - before) > quota * _JUMP:
         return max(0, int(wanted))
     return max(0, int(before + (wanted - before) / _LOOKS))
-
-
-def _counts(account: Account) -> QuotaShare:
-    share = account.share
-    return QuotaShare.model_construct(
-        tokens_per_minute=share.tokens_per_minute,
-        burst_tokens=share.burst_tokens,
-        max_in_flight_tokens=share.max_in_flight_tokens,
-        max_concurrent_requests=share.max_concurrent_requests,
-    )

@@ -25,7 +25,8 @@ from fleet.clock import ManualClock
 from fleet.errors import Unavailable
 from fleet.messages import QuotaLease, QuotaReport
 from fleet.policy import Policy, parse
-from fleet.quota_leases import AGAIN_S, FIELDS
+from fleet.quota_leases import AGAIN_S
+from fleet.quota_shares import FIELDS
 from tests.gateway_process import assignment
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,6 +85,25 @@ class PlayedGateway:
         account = self.accounts.find(TENANT)
         assert account is not None
         return int(getattr(account.share, field))
+
+    def hold(self, tokens: int) -> bool:
+        """Offer a request that runs until `end`; say whether it runs."""
+        account = self.accounts.find(TENANT)
+        assert account is not None
+        if account.exceeded(tokens, self.clock.monotonic_s()) is not None:
+            return False
+        account.accept(tokens)
+        return True
+
+    def end(self, tokens: int) -> None:
+        account = self.accounts.find(TENANT)
+        assert account is not None
+        account.end(tokens, tokens, tokens)
+
+    def held_tokens(self) -> int:
+        account = self.accounts.find(TENANT)
+        assert account is not None
+        return account.tokens
 
     def ask(self, tokens: int) -> int:
         """Offer a request that ends at once; return the tokens it used: all or none."""

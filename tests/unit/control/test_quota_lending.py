@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.quota_leases import FIELDS, HOLD_S, LEASE_S
+from fleet.quota_leases import HOLD_S, LEASE_S
+from fleet.quota_shares import FIELDS
 from tests.quota_fleet import PlayedFleet, arrivals
 
 STEP_S = 0.2
@@ -176,6 +177,34 @@ def test_a_new_split_voids_what_was_lent_before_anybody_gains_by_it(make: Make) 
         assert gateway.share("tokens_per_minute") <= 10_000
     traffic.run(30, skewed(fleet, 0, 1.5))
     assert fleet.gateways["gw-0"].share("tokens_per_minute") > 12_000
+
+
+def test_what_runs_above_a_share_that_was_cut_is_lent_to_nobody_until_it_ends(tmp_path: Path) -> None:
+    """Tokens in flight cannot be taken back: a share follows only as they end, and the sum holds."""
+    plenty = dict.fromkeys(FIELDS, 10**6)
+    quota = plenty | {"tokens_per_minute": 10**9, "burst_tokens": 10**9, "max_in_flight_tokens": 100_000}
+    fleet = PlayedFleet(tmp_path, ["a", "b"], quota)
+    first, second = fleet.gateways.values()
+    ends: deque[tuple[float, int]] = deque()  # when, at which gateway; each request runs for 40 s
+
+    def run(seconds: float, *busy: int) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            while ends and ends[0][0] <= fleet.now_s:
+                (first, second)[ends.popleft()[1]].end(500)
+            for place in busy:
+                while (first, second)[place].hold(500):
+                    ends.append((fleet.now_s + 40, place))
+            fleet.step(STEP_S)
+            assert first.held_tokens() + second.held_tokens() <= 100_000
+            assert fleet.over() == {}
+
+    with closing(fleet):
+        run(60, 0)
+        assert first.held_tokens() > 85_000  # all but what the other keeps
+        run(20, 0, 1)
+        assert first.share("max_in_flight_tokens") < first.held_tokens()  # cut, and nothing was stopped
+        run(120, 0, 1)
+        assert min(first.held_tokens(), second.held_tokens()) > 40_000
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from fleet.messages import QuotaShare
 from fleet.quota_leases import (
-    FIELDS,
     Grip,
     Holder,
     Standing,
@@ -21,6 +20,7 @@ from fleet.quota_leases import (
     share_targets,
     targets,
 )
+from fleet.quota_shares import FIELDS
 from fleet.shares import split
 
 COUNT = st.integers(0, 10**6)
