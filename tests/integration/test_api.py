@@ -146,7 +146,7 @@ def make_token(database: FreshDatabase, *scopes: str, ago: timedelta = timedelta
     with session_scope(database.engine) as session:
         return tokens.create_api_token(
             session,
-            name="+".join(scopes),
+            name="+".join(scopes)[:100],
             scopes=scopes,
             days=1,
             actor=ADMIN,
