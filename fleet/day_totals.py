@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from fleet.commitments import Commitment, settle
 from fleet.errors import InvalidInput
 from fleet.months import QUARTER, Month
-from fleet.spend import CENT, SECONDS_PER_HOUR, MonthSpend, round_to_total, whole_cents
+from fleet.spend import SECONDS_PER_HOUR, MonthSpend, round_to_total, whole_cents
 
 PartKind = Literal["nodes", "commitment", "overhead", "adjustment"]
 MAX_RANGE_DAYS = 400
@@ -250,7 +250,3 @@ def _spread(slices: Sequence[Slice], part: Part, cents: Decimal, start: datetime
         last = made[-1]
         made[-1] = Slice(last.at, part, last.usd + cents - given, last.hours, last.unpriced_hours)
     return made
-
-
-#: The largest difference between a stretch of one part and its exact cost, USD.
-STRETCH_ERROR_USD = CENT
