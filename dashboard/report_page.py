@@ -36,7 +36,7 @@ h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:1.6rem 0 .4rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid #d5dce5;padding:.25rem .5rem;text-align:right;vertical-align:top}
 th:first-child,td:first-child,td.text,th.text{text-align:left}
-tr{break-inside:avoid}h2{break-after:avoid}svg{width:100%;height:auto}
+td:not(.text):not(:first-child){white-space:nowrap}tr{break-inside:avoid}h2{break-after:avoid}svg{width:100%;height:auto}
 @page{size:A4 landscape;margin:12mm}
 @media print{body{margin:0;max-width:none;padding:0}a{color:inherit;text-decoration:none}}
 """
