@@ -149,14 +149,16 @@ def test_three_gateways_admit_one_quota_while_its_store_is_frozen_killed_and_bac
         with store.frozen():
             eventually(lambda: trusted(gateways) == 0)
             before = served(engine)
-            eventually(lambda: served(engine) >= before + LONG_TOKENS)  # leases: neither open nor shut
+            eventually(
+                lambda: served(engine) >= before + LONG_TOKENS, within_s=120
+            )  # leases: neither open nor shut
             # Each gateway had at most its part of one burst left.
             assert served(engine) <= bound(2)
         eventually(lambda: trusted(gateways) == 3)
         store.kill()
         eventually(lambda: trusted(gateways) == 0)
         before = served(engine)
-        eventually(lambda: served(engine) >= before + LONG_TOKENS)
+        eventually(lambda: served(engine) >= before + LONG_TOKENS, within_s=120)
         assert served(engine) <= bound(3)
         store.start()  # empty
         eventually(lambda: trusted(gateways) == 3)
