@@ -159,6 +159,9 @@ class GateMachine(RuleBasedStateMachine):
                 self._end(asked.request_id, outcome)
                 after = self.gate.snapshot(self.now_s)
                 oracles.g6_a_refusal_used_up_nothing(before, after)
+        due_s = self.gate.next_deadline_s()
+        if due_s is not None and due_s <= self.now_s:  # it started or displaced others
+            self._poll()
 
     @precondition(lambda self: self.live)
     @rule(
