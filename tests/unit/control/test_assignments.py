@@ -51,7 +51,7 @@ def test_shares_add_up_to_the_quota(tokens: int, gateways: int) -> None:
 
 
 def test_a_gateway_reads_what_was_built_to_the_same_digest() -> None:
-    odd = NodeTarget(name="n3", pool="main", base_url="http://n3:8000", models=("zoë/\"x\\",))
+    odd = NodeTarget(name="n3", pool="main", base_url="http://n3:8000", models=('zoë/"x\\',))
     built = build(policy(601, "acme", "b"), 3, ["gw-1", "gw-2"], [*NODES, odd], KEYS, [])
     made, target = built["gw-2"], encode(built)["gw-2"]
     read = parse_assignment(target.body(epoch=4, generation=9))
