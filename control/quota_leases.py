@@ -31,7 +31,7 @@ from fleet.quota_leases import (
     share_grants,
     share_targets,
 )
-from fleet.quota_shares import FIELDS, NOTHING, counts_of, in_use, least, most, raised
+from fleet.quota_shares import FIELDS, NOTHING, counts_of, in_use, is_same, least, most, raised
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class _Known:
     in_use: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])  # may be above the share
     ends_s: float = 0.0
     rises_s: float = 0.0
+    left_s: float = 0.0  # of its leases, as it said; 0: it holds none
     is_heard: bool = False  # in this pass
     is_renewed: bool = False
     ask_again_s: float = 0.0
@@ -61,7 +62,7 @@ class _Known:
     def holds_lease(self, assigned: Mapping[str, TenantShare]) -> bool:
         """Say whether any share differs from the assignment's."""
         return any(
-            name in assigned and counts_of(assigned[name]) != held for name, held in self.shares.items()
+            name in assigned and not is_same(held, assigned[name]) for name, held in self.shares.items()
         )
 
 
@@ -87,6 +88,8 @@ class QuotaLeases:
         self._number = 0
         self._learns_until_s = 0.0
         self._due_s = 0.0
+        self._digests: dict[str, str | None] = {}
+        self._safe: dict[tuple[str, str], tuple[TenantShare, QuotaShare]] = {}
         self._known: dict[str, _Known] = {}
 
     async def tick(self) -> str:
@@ -152,8 +155,8 @@ class QuotaLeases:
 
         One that did not answer last time is only asked: what it holds is to run out.
         """
-        may_renew = self._fits(places, assigned)
         now_s = self._now_s()
+        may_renew = self._stands(places, now_s) or self._fits(places, assigned)
         due = [place for place in places if self._known[place.name].ask_again_s <= now_s]
         renewed = {name for name, known in self._known.items() if may_renew and known.is_heard}
         for known in self._known.values():
@@ -183,8 +186,6 @@ class QuotaLeases:
         self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
     ) -> None:
         """Renew what is held and was not renewed on the way."""
-        if not self._fits(places, assigned):
-            return
         left = [
             place
             for place in places
@@ -192,7 +193,8 @@ class QuotaLeases:
             and not known.is_renewed
             and known.holds_lease(assigned[place.name])
         ]
-        await asyncio.gather(*(self._call(place, {}, lease_s=self._lease_s) for place in left))
+        if left and self._fits(places, assigned):
+            await asyncio.gather(*(self._call(place, {}, lease_s=self._lease_s) for place in left))
 
     async def _send(self, places: Sequence[Place], changes: Mapping[str, dict[str, QuotaShare]]) -> None:
         changed = [place for place in places if changes.get(place.name)]
@@ -261,6 +263,7 @@ class QuotaLeases:
         known.in_use = {name: in_use(use) for name, use in report.tenants.items()}
         known.ends_s = heard_s + report.ends_in_s + DRIFT_S
         known.rises_s = sent_s + report.rises_in_s
+        known.left_s = report.rises_in_s
 
     # -- deciding -----------------------------------------------------------------------------------
 
@@ -278,7 +281,7 @@ class QuotaLeases:
     def _standing(
         self, place: Place, assigned: Mapping[str, TenantShare], tenant: str, now_s: float
     ) -> Standing:
-        known, safe = self._known[place.name], counts_of(assigned[tenant])
+        known, safe = self._known[place.name], self._safe_of(place.name, tenant, assigned[tenant])
         need = known.needs.get(tenant, NOTHING) if known.is_heard else NOTHING
         held = known.shares.get(tenant)
         if known.is_heard and known.digest != place.digest:  # an assignment is on its way to it
@@ -287,8 +290,16 @@ class QuotaLeases:
             return Standing(safe, safe, need, is_open=known.is_heard)
         claim = Grip(held, known.ends_s, known.rises_s).claim(safe, now_s, self._lease_s)
         if known.is_heard or now_s < known.ends_s:  # what runs is not stopped: it counts until it has ended
-            claim = most(claim, known.in_use.get(tenant, NOTHING))
+            running = known.in_use.get(tenant, NOTHING)
+            claim = claim if running is NOTHING else most(claim, running)
         return Standing(safe, claim, need, is_open=known.is_heard)
+
+    def _safe_of(self, name: str, tenant: str, assigned: TenantShare) -> QuotaShare:
+        """Return the counts of an assigned share, made once while it is the same."""
+        kept = self._safe.get((name, tenant))
+        if kept is None or kept[0] is not assigned:
+            kept = self._safe[(name, tenant)] = (assigned, counts_of(assigned))
+        return kept[1]
 
     def _fits(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]) -> bool:
         """Say whether what is held may stay: no quota is claimed beyond what it is."""
@@ -300,6 +311,16 @@ class QuotaLeases:
                     return False
         return True
 
+    def _stands(self, places: Sequence[Place], now_s: float) -> bool:
+        """Say whether all is as the last pass left it, which fitted: all heard, nothing split anew."""
+        until_s = now_s + self._lease_s + DRIFT_S
+        digests = {place.name: place.digest for place in places}
+        before, self._digests = self._digests, digests
+        return before == digests and all(
+            known.is_heard and (known.rises_s >= until_s or not known.left_s)
+            for known in self._known.values()
+        )
+
     def _lent(self, assigned: Mapping[str, Mapping[str, TenantShare]]) -> list[str]:
         """Return the tenants whose quota is not split as assigned."""
         found = {
@@ -307,7 +328,7 @@ class QuotaLeases:
             for name, known in self._known.items()
             for tenant, held in known.shares.items()
             if name not in assigned
-            or (tenant in assigned[name] and held != counts_of(assigned[name][tenant]))
+            or (tenant in assigned[name] and not is_same(held, assigned[name][tenant]))
         }
         return sorted(tenant for tenant in found if all(tenant in shares for shares in assigned.values()))
 

@@ -223,6 +223,8 @@ class Grip:
         """Return the most the gateway may use from `now_s` until anything granted now has run out."""
         is_over = now_s >= self.ends_s
         may_rise = now_s + lease_s + DRIFT_S > self.rises_s
+        if not is_over and not may_rise:
+            return self.share
         counts: dict[str, int] = {}
         for field in FIELDS:
             has, even = int(getattr(self.share, field)), int(getattr(safe, field))

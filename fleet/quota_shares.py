@@ -42,6 +42,8 @@ def counts_of(one: Counted) -> QuotaShare:
 
 def in_use(use: QuotaUse) -> QuotaShare:
     """Return what runs and waits now, of the counts that are held and not spent."""
+    if not use.held_requests and not use.held_tokens:
+        return NOTHING
     return NOTHING.model_copy(
         update={"max_in_flight_tokens": use.held_tokens, "max_concurrent_requests": use.held_requests}
     )
@@ -49,7 +51,12 @@ def in_use(use: QuotaUse) -> QuotaShare:
 
 def is_same(one: Counted, other: Counted) -> bool:
     """Say whether all counts are equal."""
-    return all(getattr(one, part) == getattr(other, part) for part in FIELDS)
+    return (
+        one.tokens_per_minute == other.tokens_per_minute
+        and one.burst_tokens == other.burst_tokens
+        and one.max_in_flight_tokens == other.max_in_flight_tokens
+        and one.max_concurrent_requests == other.max_concurrent_requests
+    )
 
 
 def least(one: Counted, other: Counted) -> QuotaShare:
