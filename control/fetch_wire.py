@@ -9,7 +9,6 @@ a scraper that spends more on asking than on reading, a head without end, and ha
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from typing import cast
@@ -19,7 +18,8 @@ import httptools
 from control.fetch_body import FetchFailed
 from fleet.readings import Reason
 
-#: The head of an answer, and what a body may have around it (chunk sizes, trailers), in all.
+#: The head of an answer, and what may come in a row with no byte of the body in it (trailers); a body may
+#: have as much around it again as it has bytes (chunk sizes).
 HEAD_BYTES = 64 * 1024
 #: A server stops sending while this much waits to be taken.
 HIGH_BYTES = 256 * 1024
@@ -120,11 +120,12 @@ class _Exchange(asyncio.Protocol):
         self._failure: FetchFailed | None = None
         self._received = 0
         self._body = 0
+        self._bare = 0  # bytes since the last one of the body
         self._is_paused = False
         self._has_head = False
         self._is_followed = False
         self._held = 0
-        self.waiting: deque[bytes] = deque()
+        self.waiting: list[bytes] = []
         self.headers: dict[str, str] = {}
         self.status = 0
         self.is_over = False
@@ -143,9 +144,10 @@ class _Exchange(asyncio.Protocol):
             raise self._failure
 
     def take(self) -> bytes:
-        piece = self.waiting.popleft()
-        self._held -= len(piece)
-        return piece
+        """Return all that waits. One piece for its reader, however small the chunks it came in."""
+        pieces, self._held = self.waiting, 0
+        self.waiting = []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _is_worth_waking(self) -> bool:
         if self.is_over or self._failure is not None:
@@ -173,6 +175,7 @@ class _Exchange(asyncio.Protocol):
         if self.is_over or self._failure is not None:
             return
         self._received += len(data)
+        body, pieces = self._body, len(self.waiting)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -183,7 +186,10 @@ class _Exchange(asyncio.Protocol):
         if self._is_followed:  # by another answer, or by the rest of a page that is longer than was said
             self.is_over = False
             self._fail("the answer goes on after its end")
-        if self._received - self._body > HEAD_BYTES + self._body:
+        self._bare = self._bare + len(data) if self._body == body else 0
+        if len(self.waiting) - pieces > 1:  # an object a chunk is many times the chunk
+            self.waiting[pieces:] = [b"".join(self.waiting[pieces:])]
+        if self._received - self._body > HEAD_BYTES + self._body or self._bare > HEAD_BYTES:
             what = "around the page" if self._has_head else "before the page"
             self._fail(f"more than {HEAD_BYTES} bytes {what}")
         if self._held >= HIGH_BYTES and not self.is_over and self._transport is not None:

@@ -7,6 +7,8 @@ import gzip
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Address
 
 import aiohttp
 import pytest
@@ -66,6 +68,10 @@ async def outcome(http: aiohttp.ClientSession, wire: Wire | None, url: str) -> O
         return failure.reason
     kind = page.content_type  # what is no text is shown another way
     return page.body, page.status, kind if kind is None or kind.isascii() else "?"
+
+
+def chunk(piece: bytes) -> bytes:
+    return b"%x\r\n" % len(piece) + piece + b"\r\n"
 
 
 def chunked(body: bytes, rng: random.Random, *, is_sound: bool) -> bytes:
@@ -212,6 +218,45 @@ def test_a_head_without_end_and_chunks_of_nothing_but_sizes_are_stopped():
 
     of_one_server(handler, ask)
     assert max(sent) < 64 * 1024 * 1024  # what fits into the sockets' buffers on the way
+
+
+def test_trailers_are_bounded_by_themselves_however_large_the_page_before_them():
+    body = b"#" * (2 * 1024 * 1024 - 1) + b"\n"
+    trailers = [b"X-Sum: 1\r\n", b"X: " + b"y" * 1024 * 1024 + b"\r\n", b"X: y\r\n" * 100_000]
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(body))
+        writer.write(b"0\r\n" + trailers.pop(0) + b"\r\n")
+        await writer.drain()
+
+    async def ask(http: aiohttp.ClientSession, url: str) -> None:
+        ask_page = partial(fetch_page, http, url, clock=SystemClock(), deadline_s=PATIENCE_S, wire=Wire())
+        assert len((await ask_page()).body) == len(body)
+        while trailers:
+            with pytest.raises(FetchFailed, match="65536 bytes around the page"):
+                await ask_page()
+
+    of_one_server(handler, ask)
+
+
+def test_a_page_in_tiny_chunks_reaches_its_reader_as_few_pieces():
+    chunks = 20_000  # an object and a turn of the loop for each would be a hundred times the page
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(chunk(b"#aaaa\n") * chunks + b"0\r\n\r\n")
+        await writer.drain()
+
+    async def ask(_: aiohttp.ClientSession, url: str) -> None:
+        port, request = int(url.split(":")[2].split("/")[0]), b"GET / HTTP/1.1\r\n\r\n"
+        async with await Wire().get(IPv4Address("127.0.0.1"), port, request) as answer:
+            pieces = [piece async for piece in answer.pieces()]
+        assert b"".join(pieces) == b"#aaaa\n" * chunks
+        assert len(pieces) < 100
+
+    of_one_server(handler, ask)
 
 
 def test_what_follows_an_answer_makes_it_none():
