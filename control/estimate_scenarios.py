@@ -22,6 +22,9 @@ from fleet.rate_profiles import RateProfile
 from fleet.strategies import Strategy, read_strategy
 
 MAX_BYTES = 1_000_000
+#: Of a whole number in a document; longer ones fit into no float.
+MAX_DIGITS = 18
+MAX_PATH = 1_000
 SLO_WAIT_S = 2.0
 _KEYS = ("profile", "params", "mu", "price", "tokens_in", "tokens_out", "slo_wait_s")
 #: These may also stand in `params`, as in the published comparison table.
@@ -51,12 +54,18 @@ def read_scenario_text(text: str, folder: Path, recorded: Callable[[], RateProfi
 
 
 def json_object(text: str, name: str) -> dict[str, Any]:
-    """Return the object in a JSON text of at most a million characters, in which no key stands twice."""
+    """Return the object in a JSON text of at most a million characters, in which no key stands twice.
+
+    Numbers are finite, texts are Unicode (no half of a surrogate pair).
+    """
     if len(text) > MAX_BYTES:
         raise InvalidInput(f"{name} has over {MAX_BYTES:,} characters", field="SCENARIO")
     try:
-        document: Any = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (json.JSONDecodeError, RecursionError) as exc:
+        document: Any = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_no_constant, parse_int=_whole
+        )
+        json.dumps(document, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, RecursionError, UnicodeEncodeError) as exc:
         raise InvalidInput(f"{name} is not JSON: {exc}", field="SCENARIO") from exc
     if not isinstance(document, dict):
         raise InvalidInput(f"{name} is not a JSON object", field="SCENARIO")
@@ -67,12 +76,19 @@ def _no_constant(text: str) -> float:
     raise InvalidInput(f"{text} is no number", field="SCENARIO", hint="Give finite numbers")
 
 
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise InvalidInput(f"{text[:MAX_DIGITS]}… is too long a number", field="SCENARIO")
+    return int(text)
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidInput(f"{twice[:60]!r} stands twice in one object", field="SCENARIO")
-    return dict(pairs)
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidInput(f"{name[:60]!r} stands twice in one object", field="SCENARIO")
+        found[name] = value
+    return found
 
 
 def read_scenario(
@@ -81,9 +97,8 @@ def read_scenario(
     """Return the scenario that a document describes. Raises InvalidInput with the JSON pointer."""
     unknown = sorted(set(document) - set(_KEYS))
     if unknown:
-        raise InvalidInput(
-            f"/{unknown[0]} is unknown", field=f"/{unknown[0]}", hint=f"Known keys: {', '.join(_KEYS)}"
-        )
+        at = f"/{unknown[0][:60]}"
+        raise InvalidInput(f"{at} is unknown", field=at, hint=f"Known keys: {', '.join(_KEYS)}")
     params: Any = document.get("params")
     if not isinstance(params, dict):
         raise InvalidInput(
@@ -95,7 +110,7 @@ def read_scenario(
         if key in params:
             if key in values and values[key] != params[key]:
                 raise InvalidInput(
-                    f"/{key} is {values[key]!r} and /params/{key} is {params[key]!r}",
+                    f"/{key} is {values[key]!r} and /params/{key} is {params[key]!r}"[:200],
                     field=f"/params/{key}",
                     hint="Give it once",
                 )
@@ -115,19 +130,29 @@ def read_scenario(
 def _number(values: Mapping[str, Any], key: str, default: float) -> float:
     value = values.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"/{key} is {value!r}", field=f"/{key}", hint="Give a number")
-    return float(value)
+        raise InvalidInput(f"/{key} is {value!r}"[:200], field=f"/{key}", hint="Give a number")
+    try:
+        return float(value)
+    except OverflowError as exc:
+        raise InvalidInput(f"/{key} is too large", field=f"/{key}", hint="Give a smaller number") from exc
 
 
 def profile_named(name: Any, folder: Path, recorded: Callable[[], RateProfile]) -> RateProfile:
     """Return a bundled profile, the fleet's own record, or the one in a file."""
     if not isinstance(name, str) or not name:
         raise InvalidInput(
-            f"/profile is {name!r}", field="/profile", hint=f"Give A, B, C, D, {RECORDED} or a CSV file"
+            f"/profile is {name!r}"[:200],
+            field="/profile",
+            hint=f"Give A, B, C, D, {RECORDED} or a CSV file",
         )
     if name in BUNDLED:
         return bundled_profile(name)
     if name == RECORDED:
         return recorded()
-    path = folder / name  # an absolute name stays what it is
-    return file_profile(path if path.exists() else Path(name))
+    if "\0" in name or len(name) > MAX_PATH:
+        raise InvalidInput(f"/profile is {name!r}"[:200], field="/profile", hint="Give the name of a file")
+    beside = folder / name  # an absolute name stays what it is
+    try:
+        return file_profile(beside if beside.exists() else Path(name))
+    except OSError as exc:  # a name longer than the file system's
+        raise InvalidInput(f"{name[:80]} cannot be read: {exc.strerror}", field="/profile") from exc

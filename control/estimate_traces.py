@@ -7,6 +7,7 @@ went away under its link, and an upload of any size.
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +29,7 @@ PREFIX = "trace:"
 MAX_TRACES = 200
 MAX_NAME, MAX_SOURCE = 80, 200
 _BYTES_A_BIN = 8
+_NAME = re.compile(f"{PREFIX}[0-9a-f]{{64}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def stored_traffic(session: Session, name: str) -> RateProfile:
     """Return a bundled traffic or a kept one. Never a file. Raises InvalidInput for another name."""
     if name in BUNDLED:
         return bundled_profile(name)
-    row = session.get(EstimateTraceRow, name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    row = session.get(EstimateTraceRow, name.removeprefix(PREFIX)) if _NAME.fullmatch(name) else None
     if row is None:
         raise InvalidInput(
             f"there is no traffic {name[:80]!r}",
@@ -132,6 +134,7 @@ def remove_trace(session: Session, name: str, *, actor: Actor, now: datetime) ->
     require(actor, Permission.RUN_ESTIMATES)
     sha256 = name.removeprefix(PREFIX)
     t = EstimateTraceRow
-    if session.execute(delete(t).where(t.sha256 == sha256).returning(t.sha256)).one_or_none() is None:
+    known = delete(t).where(t.sha256 == sha256).returning(t.sha256)
+    if not _NAME.fullmatch(PREFIX + sha256) or session.execute(known).one_or_none() is None:
         raise NotFound(f"there is no kept traffic {name[:80]!r}", hint="`rhodeck estimate traces list`")
     audit.append(session, actor, "estimate.trace.remove", f"traffic {sha256[:12]}", "", {}, now)

@@ -64,16 +64,30 @@ def _parquet_rows(body: bytes) -> Iterator[dict[str, str]]:
                 field="/profile",
                 hint=f"At most {MAX_ROWS:,}",
             )
-        known = [column for column in file.schema_arrow.names if column in _COLUMNS]
-        if not known:
+        fields = [field for field in file.schema_arrow if field.name in _COLUMNS]
+        if not fields:
             seen = ", ".join(str(column)[:30] for column in file.schema_arrow.names[:8])
             raise InvalidInput(
                 f"the file has the columns {seen}",
                 field="/profile",
                 hint="Give t_s, or t_s and rate_rps, or bin and rate_rps",
             )
-        for batch in file.iter_batches(batch_size=50_000, columns=known):
+        _require_numbers(pa, fields)
+        for batch in file.iter_batches(batch_size=50_000, columns=[field.name for field in fields]):
             for row in batch.to_pylist():
                 yield {key: "" if value is None else str(value) for key, value in row.items()}
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise InvalidInput(f"the Parquet file cannot be read: {str(exc)[:200]}", field="/profile") from exc
+
+
+def _require_numbers(pa: Any, fields: list[Any]) -> None:
+    """Refuse texts and lists before they are read: one long value said once may stand in every row."""
+    for field in fields:
+        if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+            raise InvalidInput(
+                f"the column {field.name} holds {str(field.type)[:40]}",
+                field="/profile",
+                hint="Give integers or floats",
+            )
+    if len({field.name for field in fields}) < len(fields):
+        raise InvalidInput("the file has a column twice", field="/profile")

@@ -20,6 +20,8 @@ from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, DAY_BINS, MONTH_BINS
 
 MAX_ROWS = 50_000_000
+MAX_DAYS = 366
+MAX_RATE_RPS = 1e9
 _HINT = (
     "Give columns bin,rate_rps (10 s bins from 0), t_s,rate_rps (even steps), "
     "or t_s[,input_tokens,output_tokens] (one row a request)"
@@ -108,16 +110,16 @@ def _chain(first: Mapping[str, str], rest: Iterable[Mapping[str, str]]) -> Itera
     yield from rest
 
 
-def _number(row: Mapping[str, str], column: str, line: int, low: float = 0.0) -> float:
+def _number(row: Mapping[str, str], column: str, line: int, most: float = 1e12) -> float:
     text = row.get(column)
     try:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or value < low:
+    if not 0 <= value <= most:
         shown = repr(text)[:40]
         raise InvalidInput(
-            f"line {line}: {column} is {shown}", field="/profile", hint=f"Give a number from {low:g} on"
+            f"line {line}: {column} is {shown}", field="/profile", hint=f"Give a number from 0 to {most:g}"
         )
     return value
 
@@ -141,7 +143,7 @@ def _numbered(rows: Iterable[Mapping[str, str]]) -> NDArray[np.float64]:
                 field="/profile",
                 hint="Number the 10 s bins 0, 1, 2, … and leave none out; a bin without traffic has rate 0",
             )
-        rates.append(_number(row, "rate_rps", line))
+        rates.append(_number(row, "rate_rps", line, MAX_RATE_RPS))
     return np.array(rates)
 
 
@@ -151,7 +153,7 @@ def _held(rows: Iterable[Mapping[str, str]]) -> NDArray[np.float64]:
     rates: list[float] = []
     for line, row in _limited(rows):
         times.append(_number(row, "t_s", line))
-        rates.append(_number(row, "rate_rps", line))
+        rates.append(_number(row, "rate_rps", line, MAX_RATE_RPS))
     steps = np.diff(np.array(times))
     step_s = float(steps[0]) if steps.size else BIN_S
     if steps.size and (np.abs(steps - step_s).max() > 1e-6 or step_s < BIN_S or step_s % BIN_S):
@@ -160,6 +162,12 @@ def _held(rows: Iterable[Mapping[str, str]]) -> NDArray[np.float64]:
             f"line {place + 3}: t_s does not go on in even steps of whole 10 s",
             field="/profile",
             hint="Give a rate for each step, as 0, 600, 1200, …",
+        )
+    if step_s * len(rates) > MAX_DAYS * 86_400:
+        raise InvalidInput(
+            f"the rates last {step_s * len(rates) / 86_400:,.0f} days: {len(rates)} steps of {step_s:g} s",
+            field="/profile",
+            hint=f"At most {MAX_DAYS}; t_s is in seconds",
         )
     return np.repeat(np.array(rates), int(step_s // BIN_S))
 
@@ -173,7 +181,7 @@ def _trace(name: str, source: str, rows: Iterable[Mapping[str, str]]) -> RatePro
     has_tokens = True
     for line, row in _limited(rows):
         at_s = _number(row, "t_s", line)
-        if at_s < before or at_s > 366 * 86_400:
+        if at_s < before or at_s > MAX_DAYS * 86_400:
             raise InvalidInput(
                 f"line {line}: t_s is {at_s:g} after {before:g}",
                 field="/profile",

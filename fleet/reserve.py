@@ -17,6 +17,7 @@ from fleet.errors import InvalidInput
 
 MONTH_HOURS = 720.0
 TARGET_RHO = 0.85
+MAX_NEEDED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,15 @@ def reserve(
             hint="All but the reserved price must be above 0",
         )
     needed = np.ceil(rates_rps / (service_rate * target_rho) - 1e-9)
-    most = int(needed.max())
-    shares = tuple(float((needed >= k).mean()) for k in range(1, most + 1))
+    if needed.max() > MAX_NEEDED:
+        raise InvalidInput(
+            f"the peak needs {needed.max():,.0f} nodes",
+            field="/mu",
+            hint=f"At most {MAX_NEEDED:,}: check mu",
+        )
+    counts = np.arange(1, int(needed.max()) + 1)
+    fewer = np.searchsorted(np.sort(needed), counts)  # bins that need less than each count
+    shares = tuple(((needed.size - fewer) / needed.size).tolist())
     ratio = reserved_usd_per_hour / usd_per_hour
     nodes = sum(1 for share in shares if share > ratio)
     above_h = math.fsum(shares[nodes:]) * MONTH_HOURS

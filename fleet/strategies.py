@@ -8,7 +8,6 @@ means its default, and a plan with an hour that nobody covers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,6 +19,10 @@ from fleet.errors import InvalidInput
 MAX_NODES = 10_000
 MAX_BURST_NODES = 1_000
 DAY_HOURS = 24.0
+MAX_PLAN_PARTS = 288
+#: How far back (and, if predictive, ahead) a controller may look in all the steps of a day, in seconds. A
+#: month that looks at more takes seconds to simulate instead of half of one at most.
+MAX_LOOKED_AT_S = 1e8
 
 
 class Mode(StrEnum):
@@ -86,7 +89,22 @@ def read_strategy(params: Mapping[str, Any]) -> Strategy:
         demand_window_s=fields.number("window_s", 10.0, 86_400.0, default=60.0),
     )
     fields.require_no_other()
+    _check_looks(strategy)
     return strategy
+
+
+def _check_looks(strategy: Strategy) -> None:
+    scaler, every_s = strategy.autoscaler, strategy.control_period_s
+    looked_s = strategy.demand_window_s
+    if scaler is not None:
+        looked_s += scaler.stabilisation_s * 10 / every_s  # a wish a step
+        looked_s += scaler.cold_start_s if scaler.mode is Mode.PREDICTIVE else 0.0
+    if looked_s * 86_400 / every_s > MAX_LOOKED_AT_S:
+        raise InvalidInput(
+            f"/params/ctl_s is {every_s:g} while each step looks at {looked_s:,.0f} s",
+            field="/params/ctl_s",
+            hint="Give a longer control period, or a shorter window, hold or cold start",
+        )
 
 
 def _read_autoscaler(fields: _Fields | None) -> Autoscaler | None:
@@ -131,8 +149,8 @@ class _Fields:
         self._pointer, self._values, self._asked = pointer, values, set[str]()
 
     def _refuse(self, name: str, problem: str, hint: str) -> InvalidInput:
-        at = f"{self._pointer}/{name}"
-        return InvalidInput(f"{at} {problem}", field=at, hint=hint)
+        at = f"{self._pointer}/{name[:60]}"
+        return InvalidInput(f"{at} {problem}"[:200], field=at, hint=hint)
 
     def _take(self, name: str, default: Any) -> Any:
         self._asked.add(name)
@@ -144,7 +162,7 @@ class _Fields:
     def number(self, name: str, low: float, high: float, *, default: float | None = None) -> float:
         value = self._take(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
+        if not is_number or not low <= value <= high:  # also of NaN and of a whole number no float holds
             raise self._refuse(name, f"is {value!r}", f"Give a number from {low:g} to {high:g}")
         return float(value)
 
@@ -177,8 +195,8 @@ class _Fields:
         """Return the hours of the day and their nodes, in order, without gap or overlap."""
         parts = self._take(name, None)
         hint = "Give [[from hour, to hour, nodes], …] that covers 0 to 24 without gap or overlap"
-        if not isinstance(parts, list | tuple) or not parts:
-            raise self._refuse(name, f"is {parts!r}", hint)
+        if not isinstance(parts, list | tuple) or not 0 < len(cast("list[Any]", parts)) <= MAX_PLAN_PARTS:
+            raise self._refuse(name, f"is no list of 1 to {MAX_PLAN_PARTS} parts", hint)
         found: list[tuple[float, float, int]] = []
         for index, part in enumerate(cast("list[Any]", parts)):
             if not isinstance(part, list | tuple) or len(cast("list[Any]", part)) != 3:

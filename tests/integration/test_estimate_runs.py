@@ -234,8 +234,11 @@ def test_who_may_not_and_what_cannot_be_are_refused(database: FreshDatabase) -> 
             Precision(replications=0)
         with pytest.raises(NotFound):
             cancel(session, 4_711, actor=ADA, now=NOW)
-        with pytest.raises(InvalidInput, match="no traffic"):
-            stored_traffic(session, "/etc/passwd")
+        for name in ("/etc/passwd", "trace:", "trace:\0", "trace:\ud800", f"trace:{'A' * 64}"):
+            with pytest.raises(InvalidInput, match="no traffic"):
+                stored_traffic(session, name)
+            with pytest.raises(NotFound):
+                remove_trace(session, name, actor=ADA, now=NOW)
         with pytest.raises(InvalidInput, match="no requests"):
             keep_trace(session, RateProfile("x", np.zeros(9), "y"), actor=ADA, now=NOW)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
 from control.cli_estimate import estimate
-from control.estimate_scenarios import read_scenario
+from control.estimate_scenarios import json_object, read_scenario
 from control.rate_profile_files import recorded_rates
 from control.tables import GatewayRow, GatewaySampleRow
 from fleet.errors import FleetError, InvalidInput
@@ -85,6 +85,8 @@ def test_held_rates_fill_their_steps() -> None:
         (["bin,rate_rps", "0,inf"], "line 2: rate_rps is 'inf'"),
         (["t_s,rate_rps", "0,1", "10,1", "30,1"], "line 4: t_s does not go on in even steps"),
         (["t_s,rate_rps", "0,1", "3,1"], "even steps of whole 10 s"),
+        (["t_s,rate_rps", "0,6", "1e12,6"], "last 23,148,148 days"),  # 16 TB of bins
+        (["bin,rate_rps", "0,1e300"], "line 2: rate_rps is '1e300'"),
         (["t_s", "5", "4"], "line 3: t_s is 4 after 5"),
         (["t_s", "1e12"], "line 2: t_s is 1e+12"),
         (["when,what", "1,2"], "has the columns what, when"),
@@ -108,12 +110,28 @@ def test_a_broken_profile_is_refused_at_its_line(lines: list[str], words: str) -
         ({"profile": "nowhere.csv", "params": {"n": 1}}, "nowhere.csv cannot be read"),
         ({"profile": "A", "params": {"n": 1}, "mu": 0}, "mu is 0"),
         ({"profile": "A", "params": {"n": 1}, "price": "28"}, "/price is '28'"),
+        ('{"profile":"A","params":{"n":' + "9" * 5_000 + "}}", "too long a number"),
+        ('{"profile":"A","params":{"n":1},"mu":' + "9" * 400 + "}", "too long a number"),
+        ('{"profile":"A","params":{"n":1},"mu":1e999}', "mu is inf"),
+        ('{"profile":"A","params":{"n":NaN}}', "NaN is no number"),
+        ('{"profile":"\\ud800","params":{"n":1}}', "not JSON"),
+        ("[" * 200_000, "not JSON"),
+        ({"profile": "a\0b", "params": {"n": 1}}, "/profile is 'a"),
+        ({"profile": "a" * 900, "params": {"n": 1}}, "cannot be read"),
+        ({"profile": "A", "params": {"n": "x" * 100_000}}, "/params/n is 'xxx"),
+        ({"profile": "A", "params": {"n": 1}, "x" * 100_000: 1}, "is unknown"),
     ],
 )
 def test_a_wrong_scenario_says_what_is_wrong(tmp_path: Path, scenario: Any, words: str) -> None:
     done = run(tmp_path, scenario)
     assert isinstance(done.exception, FleetError)
     assert words in done.exception.message
+    assert len(done.exception.message) <= 300
+
+
+def test_a_document_of_many_keys_is_read_in_time_proportional_to_them() -> None:
+    keys = {f"k{place}": 0 for place in range(60_000)}  # each against each would be 3.6e9 comparisons
+    assert json_object(json.dumps(keys), "it") == keys
 
 
 def test_bins_nobody_counted_hold_the_rate_before_or_refuse() -> None:

@@ -217,6 +217,11 @@ def test_the_reserve_of_production_rates_is_the_published_one() -> None:
     assert at_half.ideal_usd == pytest.approx(66_400, rel=0.002)
 
 
+def test_a_reserve_of_more_nodes_than_anybody_has_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="the peak needs 1,176,470,589 nodes"):
+        reserve(np.array([1.0, 1e6]), 0.001, 28.0, 18.8)  # 1e6 / (0.001 x 0.85)
+
+
 @given(st.lists(st.floats(0, 40), min_size=1, max_size=50), st.floats(0.05, 1.2))
 def test_no_other_reserve_costs_less(rates: list[float], ratio: float) -> None:
     month = np.array(rates)

@@ -187,6 +187,18 @@ def test_compiled_and_plain_python_agree() -> None:
         ),
         ({"n": 5, "burst": {"n": 2}}, "/params/burst/price"),
         ({"n": 5, "burst": [2]}, "/params/burst"),
+        ({"n": 10**400}, "/params/n"),
+        ({"n": 5, "D": float("inf")}, "/params/D"),
+        ({"n": 5, "ctl_s": 10, "window_s": 86_400}, "/params/ctl_s"),
+        (
+            {"n": 5, "ctl_s": 10, "auto": {"mode": "reactive", "min": 1, "max": 2, "stab_s": 86_400}},
+            "/params/ctl_s",
+        ),
+        ({"n": 5, "auto": {"mode": "predictive", "min": 1, "max": 2, "cold_s": 86_400}}, "/params/ctl_s"),
+        (
+            {"n": 5, "auto": {"mode": "scheduled", "min": 1, "max": 2, "plan": [[0, 24, 1]] * 289}},
+            "/params/auto/plan",
+        ),
     ],
 )
 def test_a_wrong_parameter_is_named(params: dict[str, Any], pointer: str) -> None:
