@@ -1,9 +1,9 @@
 """One connection to a node: HTTP/1.1 by httptools on a raw transport, one exchange at a time.
 
 Times are seconds on the loop's clock, sizes bytes. The reader is held back when bytes wait unread; a head
-is bounded; an answer that stops before its declared end has failed, whatever it looks like. Prevents: a cut
-stream taken for a finished one, a connection reused with the rest of an old answer in it, and a node that
-fills our memory.
+and what stands around a body are bounded; an answer that stops before its declared end has failed, whatever
+it looks like. Prevents: a cut stream taken for a finished one, a connection reused with the rest of an old
+answer in it, and a node that fills our memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import httptools
 
 from fleet.readings import Reason
 
+#: Of a head, and of what comes in a row with no byte of the body in it: chunk extensions, trailers.
 MAX_HEAD_BYTES = 64 * 1024
 #: More than this unread, and the node is held back until half is taken.
 MAX_UNREAD_BYTES = 256 * 1024
@@ -44,7 +45,7 @@ class Wire(asyncio.Protocol):
     """A connection. `send` a request, wait for its `head`, `read` until empty, and it may be used again."""
 
     __slots__ = (
-        "_chunks", "_due", "_error", "_has_length", "_head_bytes", "_is_held_back", "_is_spoilt",
+        "_bare", "_chunks", "_due", "_error", "_has_length", "_is_held_back", "_is_spoilt",
         "_loop", "_parser", "_rings_at_s",
         "_timer", "_transport", "_unread", "_waiter", "content_type", "has_head", "is_done", "is_reusable",
         "left_at_s", "status",
@@ -64,7 +65,7 @@ class Wire(asyncio.Protocol):
     def _begin(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._chunks: list[bytes] = []
-        self._unread = self._head_bytes = 0
+        self._unread = self._bare = 0
         self._is_held_back = self._has_length = self._is_spoilt = False
         self.status, self.content_type = 0, "application/json"
         self.has_head = self.is_done = False
@@ -176,8 +177,7 @@ class Wire(asyncio.Protocol):
         if self.is_done:  # nothing was asked, or this follows an answer: what it belongs to is unknown
             self._fail(lost("bytes nobody asked for"))
             return
-        if not self.has_head:
-            self._head_bytes += len(data)
+        self._bare += len(data)  # the body's first byte in it sets this to 0
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
@@ -187,8 +187,9 @@ class Wire(asyncio.Protocol):
             else:
                 self._fail(lost(type(exc).__name__))
             return
-        if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(NodeFailed(Reason.TOO_LARGE, f"the head is larger than {MAX_HEAD_BYTES} bytes"))
+        if self._bare > MAX_HEAD_BYTES and not self.is_done:
+            what = "what stands around the body" if self.has_head else "the head"
+            self._fail(NodeFailed(Reason.TOO_LARGE, f"{what} is larger than {MAX_HEAD_BYTES} bytes"))
             return
         if self._unread > MAX_UNREAD_BYTES and not self._is_held_back and self._transport is not None:
             self._is_held_back = True
@@ -233,6 +234,7 @@ class Wire(asyncio.Protocol):
         if not self._is_spoilt:
             self._chunks.append(body)
             self._unread += len(body)
+            self._bare = 0
 
     def on_message_complete(self) -> None:
         if not self.has_head:  # 100, 103: the answer proper follows

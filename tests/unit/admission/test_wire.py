@@ -318,6 +318,33 @@ def test_a_head_without_end_and_a_body_over_its_limit_are_refused() -> None:
     run(page, Node(answered))
 
 
+BODY_BEGUN = OK + SSE + b"4\r\nabcd\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "end"),
+    [
+        (b"0\r\nX: ", b"y" * 1_000, b"\r\n\r\n"),
+        (b"0\r\n", b"X-Pad: %s\r\n" % (b"y" * 991), b"\r\n"),
+        (b"1;", b"y" * 1_000, b"\r\nv\r\n0\r\n\r\n"),
+    ],
+    ids=["a trailer without end", "trailers without end", "a chunk extension without end"],
+)
+def test_what_stands_around_a_body_is_bounded_as_its_head_is(begin: bytes, more: bytes, end: bytes) -> None:
+    counts = [10, 4 * MAX_HEAD_BYTES // 1_000]
+
+    def script(number: int) -> list[bytes]:
+        return [BODY_BEGUN + begin, *[more] * counts[number], end]
+
+    async def story(_node: Node, upstream: Upstream, url: str) -> None:
+        assert (await whole(upstream, url)).startswith(b"abcd")
+        with pytest.raises(NodeFailed) as caught:
+            await whole(upstream, url)
+        assert caught.value.reason is Reason.TOO_LARGE
+
+    run(story, Node(script))
+
+
 def test_nobody_listening_is_a_refusal_and_a_name_nobody_knows_is_unreachable() -> None:
     async def story(node: Node, upstream: Upstream, url: str) -> None:
         server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
