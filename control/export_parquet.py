@@ -14,11 +14,10 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from control.export_table import Column, Table
+from control.export_table import PRECISION, Cell, Column, Table, rounded
 
 pa: Any = pyarrow  # no type stubs
 pq: Any = parquet
-PRECISION = 38
 METADATA_KEY = "rhodeck"
 
 
@@ -28,10 +27,17 @@ def parquet_bytes(table: Table, about: Mapping[str, str | int]) -> bytes:
     fields = [pa.field(column.name, arrow_type(column)) for column in table.columns]
     schema = pa.schema(fields, metadata=metadata)
     cells = zip(*table.rows, strict=True) if table.rows else [()] * len(fields)
-    arrays = [pa.array(list(column), type=field.type) for field, column in zip(fields, cells, strict=True)]
+    arrays = [
+        pa.array([_cell(column, cell) for cell in held], type=field.type)
+        for field, column, held in zip(fields, table.columns, cells, strict=True)
+    ]
     out = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), out, compression="zstd")
     return out.getvalue()
+
+
+def _cell(column: Column, cell: Cell) -> Cell:
+    return rounded(column, cell) if isinstance(cell, Decimal) else cell  # Arrow refuses to round
 
 
 def amounts(body: bytes, names: Sequence[str]) -> list[Decimal]:

@@ -13,13 +13,16 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 from typing import Literal
 
 #: Leading characters a spreadsheet takes for a formula, full-width forms included.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 #: What a spreadsheet may drop before it looks at the first character.
 _INVISIBLE = " \u00a0\u3000\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\x00"
+
+PRECISION = 38  # digits of a decimal: what decimal128 holds
+_DIGITS = Context(prec=PRECISION)
 
 Kind = Literal["text", "month", "integer", "decimal", "time"]
 Cell = str | int | Decimal | datetime | None
@@ -51,6 +54,11 @@ def neutralised(text: str) -> str:
     return f"'{text}" if any(each.startswith(FORMULA_STARTS) for each in bare) else text
 
 
+def rounded(column: Column, value: Decimal) -> Decimal:
+    """Return a decimal with as many places as its column has, half to even: the same in every format."""
+    return value.quantize(Decimal(1).scaleb(-column.scale), ROUND_HALF_EVEN, _DIGITS)
+
+
 def csv_bytes(table: Table) -> bytes:
     """Return the table as CSV, header first."""
     out = io.StringIO(newline="")
@@ -68,7 +76,7 @@ def _text(column: Column, cell: Cell) -> str:
         case datetime():
             return cell.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         case Decimal():
-            return f"{cell:.{column.scale}f}"
+            return f"{rounded(column, cell):f}"
         case int():
             return str(cell)
         case str():

@@ -15,7 +15,7 @@ from typing import Any
 
 import xlsxwriter
 
-from control.export_table import Cell, Column, Table, neutralised
+from control.export_table import Cell, Column, Table, neutralised, rounded
 from fleet.errors import InvalidInput
 
 MAX_ROWS = 1_048_575  # below the header; Excel's specifications and limits
@@ -78,7 +78,7 @@ def _written(sheet: Any, column: Column, cell: Cell) -> tuple[Callable[..., int]
         case datetime():
             return sheet.write_datetime, cell.astimezone(UTC).replace(tzinfo=None)
         case Decimal() | int():
-            return sheet.write_number, float(cell) if isinstance(cell, Decimal) else cell
+            return sheet.write_number, float(rounded(column, cell)) if isinstance(cell, Decimal) else cell
         case _ if column.kind == "month":
             return sheet.write_datetime, datetime.strptime(f"{cell}-01", "%Y-%m-%d")  # noqa: DTZ007 # a day
         case _:

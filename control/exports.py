@@ -43,6 +43,8 @@ _PLAIN = (
     *map(Column, ("method", "adjusts", "note")),
 )
 COLUMNS = tuple(column.name for column in _PLAIN)
+#: What a line of the plain file of any release has: without it nothing was compared.
+_COMPARED = frozenset(("line", "tenant", "tier", "model", "pool", "amount_usd"))
 _FOCUS_KINDS: dict[str, Kind] = {"text": "text", "json": "text", "time": "time", "integer": "integer"}
 
 
@@ -116,11 +118,17 @@ def month_export(
     """Return the month as a file. `canonical`: the kept bytes of a closed month's plain CSV.
 
     Raises Conflict when node time has no price (a partial file would lie), when lines do not sum to the
-    month or rows do not hold what FOCUS asks; InvalidInput if a spreadsheet cannot hold it.
+    month or are not those it was closed with, or rows do not hold what FOCUS asks; InvalidInput if a
+    spreadsheet cannot hold it.
     """
     _require_whole(spend)
     if canonical is None:
         canonical = csv_bytes(_plain(spend))
+    elif not is_file_of(spend, canonical):
+        raise Conflict(
+            f"the lines of {spend.month.name} are not those of the file it was closed with",
+            hint="Run `rhodeck months verify`; restore the books from a backup",
+        )
     version = _VERSIONS[layout]
     made = Export(
         file_name=_file_name(spend, fmt, layout),
@@ -140,6 +148,25 @@ def month_export(
         return _checked(made, canonical, fmt)
     table = _plain(spend) if version is None else _focus(spend, issuer or Issuer(), version)
     return _checked(made, _WRITERS[fmt](table, _about(made), spend), fmt)
+
+
+def is_file_of(spend: MonthSpend, body: bytes) -> bool:
+    """Say whether the canonical file `body` has exactly the lines of `spend`, cell by cell.
+
+    Columns that only another release writes are passed, and so is an apostrophe that only one of them sets.
+    """
+    try:
+        kept = list(csv.DictReader(io.StringIO(body.decode(), newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    made = csv.DictReader(io.StringIO(csv_bytes(_plain(spend)).decode(), newline=""))
+    return len(kept) == len(spend.lines) and all(map(_is_same_line, kept, made))
+
+
+def _is_same_line(kept: Mapping[str, str | None], made: Mapping[str, str]) -> bool:
+    names = kept.keys() & made.keys()
+    are_same = all((kept[name] or "").removeprefix("'") == made[name].removeprefix("'") for name in names)
+    return are_same and names >= _COMPARED
 
 
 def format_named(text: str) -> Format:

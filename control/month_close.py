@@ -7,13 +7,11 @@ two, and a close that a crash leaves half done.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -29,9 +27,9 @@ from control.closed_months import (
     closed_months,
     require_zone,
     stored_body,
-    stored_lines,
+    stored_spend,
 )
-from control.exports import spend_csv
+from control.exports import is_file_of, spend_csv
 from control.month_checks import Check, checklist
 from control.month_seal import Sealed, key_id, make_key, read_key
 from control.queries_spend import first_observed, month_spend, months_with_data
@@ -183,7 +181,7 @@ def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
     found = closed_month(session, name)
     if found is None:
         raise Conflict(f"{name[:20]} is not closed", hint="See `rhodeck months list`")
-    body, lines = stored_body(session, name), stored_lines(session, name)
+    body, spend = stored_body(session, name), stored_spend(session, found)
     sha256 = hashlib.sha256(body).hexdigest()
     signed: bool | None = None
     if key_file is not None and key_file.exists():
@@ -193,20 +191,13 @@ def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
         month=name,
         sha256=sha256,
         is_file_whole=sha256 == found.sha256,
-        are_lines_whole=[line.amount_usd for line in lines] == _amounts(body)
-        and len(lines) == found.rows
-        and sum((line.amount_usd for line in lines), Decimal(0)) == found.total_usd,
+        are_lines_whole=is_file_of(spend, body)
+        and len(spend.lines) == found.rows
+        and sum((line.amount_usd for line in spend.lines), Decimal(0)) == found.total_usd
+        and sum((line.amount_usd for line in spend.lines if line.kind == "idle"), Decimal(0))
+        == found.idle_usd,
         is_signed=signed,
     )
-
-
-def _amounts(body: bytes) -> list[Decimal] | None:
-    """Return the amounts of a file, by row; None if it is not one of ours."""
-    try:
-        rows = csv.DictReader(io.StringIO(body.decode(), newline=""))
-        return [Decimal(row["amount_usd"]) for row in rows]
-    except (ValueError, KeyError, InvalidOperation, csv.Error):
-        return None
 
 
 def _closable(session: Session, name: str, zone: ZoneInfo, now: datetime) -> MonthSpend:

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
+from pyarrow import parquet
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
@@ -25,6 +26,7 @@ from control import adjustments, allocation_rules, month_close
 from control.cli import main
 from control.closed_months import closed_month, require_zone, stored_body
 from control.database import session_scope
+from control.export_month import month_in
 from control.month_seal import make_key
 from control.prices import add_price
 from control.queries_spend import month_file, month_spend, spend_by_tenant
@@ -228,6 +230,8 @@ def test_what_is_closed_cannot_be_changed_and_a_forgery_does_not_verify(
             "UPDATE month_close SET total_usd = 1",
             "DELETE FROM month_line",
             "TRUNCATE month_close CASCADE",
+            "INSERT INTO month_line SELECT month, 99, kind, tenant, tier, model, pool, requests, "
+            "prompt_tokens, output_tokens, engine_s, node_hours, 1, adjusts, note FROM month_line LIMIT 1",
         ):
             with pytest.raises(psycopg.errors.RestrictViolation):
                 connection.execute(change)
@@ -251,6 +255,53 @@ def test_what_is_closed_cannot_be_changed_and_a_forgery_does_not_verify(
         assert found.is_signed is False
         assert not found.holds
         assert month_close.verify(session, "2026-02", key_file=tmp_path / "none").is_signed is None
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "tenant = 'globex' WHERE tenant = 'acme'",  # another pays: every amount stays
+        "model = 'small' WHERE tenant = 'acme'",
+        "requests = requests + 1 WHERE tenant = 'acme'",
+        "node_hours = node_hours + 0.01 WHERE tenant = 'acme'",
+        "kind = 'overhead' WHERE kind = 'idle'",
+        "note = 'as agreed' WHERE tenant = 'acme'",
+    ],
+)
+def test_lines_that_no_longer_are_the_signed_files_neither_verify_nor_leave(
+    books: FreshDatabase, close: Close, key_file: Path, forgery: str
+) -> None:
+    close()
+    with psycopg.connect(books.dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE month_line DISABLE TRIGGER ALL")
+        assert connection.execute(f"UPDATE month_line SET {forgery}").rowcount == 1
+    with session_scope(books.engine) as session:
+        found = month_close.verify(session, "2026-02", key_file=key_file)
+        assert (found.is_file_whole, found.is_signed, found.are_lines_whole) == (True, True, False)
+        assert not found.holds
+        with pytest.raises(Conflict, match="not those of the file it was closed with"):
+            month_in(session, "2026-02", "xlsx", "plain", zone=ZONE, now=CLOSING_TIME)
+
+
+def test_measured_times_of_many_decimals_leave_in_every_format(
+    books: FreshDatabase, close: Close, key_file: Path
+) -> None:
+    with session_scope(books.engine) as session:
+        for seq, engine_s in enumerate((1.0005, 1200.001499, 0.0015, 7.333333), start=20):
+            deliver(
+                session,
+                a_record(seq, FEBRUARY + timedelta(hours=1), tenant=f"t{seq}", engine_s=engine_s),
+                at=MARCH,
+            )
+    close()
+    with session_scope(books.engine) as session:
+        assert month_close.verify(session, "2026-02", key_file=key_file).are_lines_whole
+        made = month_in(session, "2026-02", "parquet", "plain", zone=ZONE, now=CLOSING_TIME)
+        kept = list(csv.DictReader(io.StringIO(stored_body(session, "2026-02").decode(), newline="")))
+    held = parquet.read_table(io.BytesIO(made.body)).to_pylist()
+    assert len(held) == len(kept) == 6  # five tenants and idle
+    for name in ("engine_seconds", "node_hours", "amount_usd"):
+        assert [str(row[name]) for row in held] == [row[name] for row in kept]
 
 
 def test_the_key_is_a_private_file_and_nowhere_in_the_database(
