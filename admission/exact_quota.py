@@ -84,6 +84,7 @@ class ExactQuotas:
     clock: Clock
     rng: random.Random
     life_s: float = LIFE_S
+    budget_s: float = BUDGET_S
     dial: Callable[[Address, list[Script], Callable[[], None]], Awaitable[StoreWire]] = connect
     counts: Counts = field(default_factory=Counts)
     _wire: StoreWire | None = None
@@ -153,7 +154,7 @@ class ExactQuotas:
         return self._refusal(account, tokens, answer)
 
     async def _within_budget(self, reply: asyncio.Future[Reply]) -> Reply:
-        done, _ = await asyncio.wait({reply}, timeout=BUDGET_S)
+        done, _ = await asyncio.wait({reply}, timeout=self.budget_s)
         if not done:
             await asyncio.sleep(0)  # our own loop may have been late, not the store
         if not reply.done():
@@ -268,7 +269,9 @@ class ExactQuotas:
             return
         self._wire = None
         self.counts.failures += 1
-        reason = f"no answer within {BUDGET_S:g} s" if isinstance(why, TimeoutError) else str(why)[:200]
+        reason = (
+            f"no answer within {self.budget_s:g} s" if isinstance(why, TimeoutError) else str(why)[:200]
+        )
         log.warning("quota store given up", extra={"store": self.address.shown, "reason": reason})
         self._open_or_close()
         self._old.append(wire)  # late answers are still heard
@@ -305,7 +308,7 @@ class ExactQuotas:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 wire = await self.dial(self.address, SCRIPTS, self._on_lost)
-            async with asyncio.timeout(BUDGET_S):
+            async with asyncio.timeout(self.budget_s):
                 for reply in await asyncio.gather(*self._beats(wire, since_away=True)):
                     checked(reply)
         except (FleetError, StoreError, TimeoutError, OSError) as exc:

@@ -138,7 +138,13 @@ def _exact_quotas(state: GatewayState) -> list[ExactQuotas]:
         return []
     address = address_of(url.get_secret_value())
     made = ExactQuotas(
-        address, state.settings.quota_store_prefix, state.gate, state.quotas, state.clock, random.Random()
+        address,
+        state.settings.quota_store_prefix,
+        state.gate,
+        state.quotas,
+        state.clock,
+        random.Random(),
+        budget_s=state.settings.quota_store_budget_s,
     )
     state.room.exact = made
     state.on_change.append(made.take_in)

@@ -100,6 +100,8 @@ class Settings(BaseSettings):
     """Redis or Valkey that counts exact quotas (rediss:// for TLS). A variable or a file, not a flag."""
     quota_store_url_file: Path | None = None
     """File with the quota store's URL."""
+    quota_store_budget_s: _Seconds = 0.05
+    """Longest time a request waits for the quota store; then leases decide."""
     quota_store_prefix: _Name = "rhodeck"
     """What the store's keys begin with: the same at all gateways of a fleet, another for each fleet."""
 

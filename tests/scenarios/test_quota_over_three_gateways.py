@@ -108,7 +108,10 @@ def gateways(tmp_path: Path, store: QuotaStore, engine: FakeEngine) -> Generator
         made = [
             stack.enter_context(
                 GatewayProcess(
-                    tmp_path / name, "--quota-store-url-file", str(tmp_path / "url"), name=name
+                    tmp_path / name,
+                    *["--quota-store-url-file", str(tmp_path / "url")],
+                    *["--quota-store-budget-s", "1"],  # a busy machine is no dead store
+                    name=name,
                 ).running()
             )
             for name in NAMES
