@@ -9,18 +9,22 @@ Prevents: half a file, the same month under two names, and a month nobody notice
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
+import os
+import stat
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from control.closed_months import closed_months
@@ -46,6 +50,7 @@ KEEP_DAILY = timedelta(days=60)
 #: Of files in a folder: its group fetches them, nobody else reads what tenants cost.
 FILE_MODE = 0o640
 _SHOWN = 300
+_MAX_MANIFEST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Made:
     body: IO[bytes]
     size: int
     sha256: str
-    mark: str  # what a closed month's file is known by: the checksum of its canonical CSV
+    mark: str  # what a closed month's file is known by: the checksum of its canonical CSV; else its own
     rows: int
     media_type: str
     manifest: bytes
@@ -128,9 +133,10 @@ class Dropper:
     def _drop(self, epoch: int, job: Job) -> str:
         try:
             made = self._deliver(job)
-        except FleetError as exc:
-            self._record(epoch, job, None, exc.message)
-            return f"{job.what} not dropped into {job.destination}: {exc.message[:_SHOWN]}"
+        except (FleetError, OSError, SQLAlchemyError) as exc:
+            why = _reason(exc)
+            self._record(epoch, job, None, why)
+            return f"{job.what} not dropped into {job.destination}: {why[:_SHOWN]}"
         self._record(epoch, job, made, "")
         return f"{made.name} dropped into {job.destination}"
 
@@ -145,9 +151,7 @@ class Dropper:
             Folder(Path(row.place)) if row.kind == "folder" else Objects(bucket_of(row), row.prefix, now)
         )
         with tempfile.TemporaryFile() as out:
-            made = self._made(job, out, now)
-            drop(target, made, is_final=not job.day and bool(made.mark))
-            return made
+            return drop(target, self._made(job, out, now), is_final=not job.day)
 
     def _made(self, job: Job, out: IO[bytes], now: datetime) -> Made:
         day = f"_{job.day}" if job.day else ""
@@ -160,7 +164,8 @@ class Dropper:
             stem, _, ending = use.file_name.partition(".")
             name = f"{stem}{day}.{ending}"
             manifest = _manifest(use.manifest(), name)
-            return Made(name, out, use.size, use.sha256, "", use.sums.records, use.media_type, manifest)
+            rows, mark = use.sums.records, use.sha256
+            return Made(name, out, use.size, use.sha256, mark, rows, use.media_type, manifest)
         with session_scope(self.deps.engine) as session:
             spend = month_in(
                 session,
@@ -233,7 +238,7 @@ class Folder:
         if not self.path.is_dir():
             raise Conflict(f"there is no folder {self.path}", hint="Make it, or mount it")
         try:
-            return (self.path / name).read_bytes()
+            return _read_small(self.path / name)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -241,13 +246,14 @@ class Folder:
 
     def store(self, made: Made) -> None:
         """Write the file whole. Raises InvalidInput."""
-        with whole_file(self.path / made.name, mode=FILE_MODE) as file:
+        with whole_file(self.path / made.name, mode=FILE_MODE, follows_links=False) as file:
             while part := made.body.read(1024 * 1024):
                 file.write(part)
 
     def close(self, made: Made) -> None:
         """Write the manifest."""
-        write_whole(self.path / manifest_name(made.name), made.manifest, mode=FILE_MODE)
+        name = manifest_name(made.name)
+        write_whole(self.path / name, made.manifest, mode=FILE_MODE, follows_links=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +287,8 @@ def manifest_name(name: str) -> str:
     return f"{name}.manifest.json"
 
 
-def drop(target: Folder | Objects, made: Made, *, is_final: bool) -> None:
-    """Put the file and then its manifest, unless a manifest is there already.
+def drop(target: Folder | Objects, made: Made, *, is_final: bool) -> Made:
+    """Put the file and then its manifest, unless a manifest is there already; return what is there now.
 
     Raises Conflict if a final file's name is taken by other lines; what storing raises.
     """
@@ -290,21 +296,43 @@ def drop(target: Folder | Objects, made: Made, *, is_final: bool) -> None:
     if there is None:
         target.store(made)
         target.close(made)
-        return
-    mark = _mark_in(there)
+        return made
+    said = _said_in(there)
+    mark = said.get("canonical_sha256") or said.get("sha256")
     if is_final and mark != made.mark:
         raise Conflict(
-            f"{made.name} is there of another month's lines ({str(mark)[:12]}, not {made.mark[:12]})",
+            f"{made.name} is there of other lines ({str(mark)[:12]}, not {made.mark[:12]})",
             hint="Move it away with its manifest; nothing is overwritten",
         )
+    sha256, rows = said.get("sha256"), said.get("rows")
+    if isinstance(sha256, str) and isinstance(rows, int):
+        return replace(made, sha256=sha256[:_SHOWN], rows=rows)
+    return made
 
 
-def _mark_in(manifest: bytes) -> object:
+def _said_in(manifest: bytes) -> dict[str, object]:
     try:
         said: object = json.loads(manifest)
-    except ValueError:
-        return None
-    return said.get("canonical_sha256") if isinstance(said, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] # JSON
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, object]", said) if isinstance(said, dict) else {}
+
+
+def _read_small(path: Path) -> bytes:
+    """Return a manifest's bytes. Raises OSError for what is no plain file: a pipe would never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        return file.read(_MAX_MANIFEST_BYTES)
+
+
+def _reason(exc: FleetError | OSError | SQLAlchemyError) -> str:
+    if isinstance(exc, FleetError):
+        return exc.message
+    if isinstance(exc, OSError):
+        return f"the file cannot be kept until it is sent: {exc.strerror or type(exc).__name__}"
+    return f"the database failed ({type(exc).__name__})"
 
 
 def _manifest(said: dict[str, str | int], name: str) -> bytes:

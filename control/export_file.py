@@ -17,22 +17,23 @@ from typing import IO
 from fleet.errors import InvalidInput
 
 
-def write_whole(out: Path, body: bytes, *, mode: int = 0o600) -> None:
+def write_whole(out: Path, body: bytes, *, mode: int = 0o600, follows_links: bool = True) -> None:
     """Write `body` as the file `out`. Raises InvalidInput if it cannot be; then nothing changed."""
-    with whole_file(out, mode=mode) as file:
+    with whole_file(out, mode=mode, follows_links=follows_links) as file:
         file.write(body)
 
 
 @contextmanager
-def whole_file(out: Path, *, mode: int = 0o600) -> Generator[IO[bytes]]:
+def whole_file(out: Path, *, mode: int = 0o600, follows_links: bool = True) -> Generator[IO[bytes]]:
     """A file to write, open for reading too, that becomes `out` when the block ends well.
 
-    Keeps the mode of a file that was there; a new one gets `mode`. Raises InvalidInput if it cannot be.
+    Keeps the mode of a file that was there; a new one gets `mode`. `follows_links` False: a link called
+    `out` is refused, in a folder where others could set one. Raises InvalidInput if it cannot be.
     """
     beside: Path | None = None
     try:
-        target = out.resolve()
-        before = target.stat().st_mode if target.exists() else None
+        target = out.resolve() if follows_links else out.parent.resolve() / out.name
+        before = target.lstat().st_mode if os.path.lexists(target) else None
         if before is not None and not stat.S_ISREG(
             before
         ):  # renaming over a device would remove the device

@@ -7,6 +7,8 @@ import csv
 import hashlib
 import io
 import json
+import os
+import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 
@@ -266,9 +269,66 @@ def test_a_name_that_holds_other_lines_is_never_overwritten(house: House, place:
     house.close()
     (place / NAME).write_text("of another house")
     (place / f"{NAME}.manifest.json").write_text('{"sha256": "0", "canonical_sha256": "feed"}')
-    assert "another month's lines" in house.tick()
+    assert "is there of other lines" in house.tick()
     assert (place / NAME).read_text() == "of another house"
     assert house.rows()["2026-02/csv"].state == "pending"
+
+
+def test_records_of_another_house_under_the_name_are_not_taken_for_ours(house: House, place: Path) -> None:
+    house.folder(place, "usage.csv")
+    house.close()
+    (place / "usage_2026-02.csv").write_text("of another house")
+    (place / "usage_2026-02.csv.manifest.json").write_text('{"sha256": "feed", "rows": 7}')
+    assert "is there of other lines" in house.tick()
+    assert house.rows()["2026-02/usage.csv"].state == "pending"
+
+
+def test_a_link_under_the_name_is_refused_and_what_it_names_stays(
+    house: House, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "crontab").write_text("untouched")
+    (place / NAME).symlink_to(tmp_path / "crontab")
+    house.folder(place)
+    house.close()
+    assert "it is not a file" in house.tick()
+    assert (tmp_path / "crontab").read_text() == "untouched"
+    assert house.rows()["2026-02/csv"].state == "pending"
+
+
+def test_a_pipe_in_the_place_of_a_manifest_holds_nobody_up(house: House, place: Path) -> None:
+    os.mkfifo(place / f"{NAME}.manifest.json")
+    house.folder(place)
+    house.close()
+    assert "it is not a file" in house.tick()
+    assert house.rows()["2026-02/csv"].state == "pending"
+
+
+def test_without_room_for_the_file_every_drop_says_so_and_comes_later(
+    house: House, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.folder(place, "csv", "usage.csv")
+    house.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        said = house.tick()
+    assert said.count("cannot be kept until it is sent: No such file or directory") == 2
+    rows = house.rows()
+    assert {row.state for row in rows.values()} == {"pending"}
+    assert all("cannot be kept" in str(row.error) for row in rows.values())
+    assert {(row.next_at - house.clock.now()).total_seconds() for row in rows.values()} == {30.0}
+    house.tick(after_s=31)
+    assert {row.state for row in house.rows().values()} == {"delivered"}
+
+
+def test_a_database_that_fails_while_a_file_is_made_is_tried_again_soon(house: House, place: Path) -> None:
+    house.folder(place, "csv")
+    house.close()
+    with psycopg.connect(house.database.dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE month_line RENAME TO month_line_gone")
+        assert "the database failed (ProgrammingError)" in house.tick()
+        connection.execute("ALTER TABLE month_line_gone RENAME TO month_line")
+    house.tick(after_s=31)
+    assert house.rows()["2026-02/csv"].state == "delivered"
 
 
 def test_the_running_month_is_dropped_once_a_day_and_then_closed(house: House, place: Path) -> None:
