@@ -11,13 +11,13 @@ import base64
 import binascii
 import hashlib
 import json
-import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any, cast
 
+from control.comparison_flows import read_flows
 from control.estimate_scenarios import json_object
 from fleet.comparison import Candidate, Comparison, Prices, check_candidates, compare
 from fleet.comparison_catalogue import catalogue
@@ -54,9 +54,12 @@ DEFAULTS: dict[str, Default] = {
     "slo_wait_s": Default(2.0, "check case", "2026-11-29"),
     "refusal_usd": Default(0.01, "a choice: what a refused request costs you; set your own", "2026-11-29"),
     "cold_start_s": Default(240.0, "public reports are 2 to 8 minutes; measure your own", "2026-11-29"),
+    "burst_s": Default(None, "the traffic's own, above what the nodes serve", "2026-11-29"),
     "tiers": Default(
         {"interactive": 0.6, "batch": 0.3, "best_effort": 0.1}, "a choice; measure your own", "2026-11-29"
     ),
+    "weights": Default(dict(TIER_WEIGHTS), "the policy a new fleet begins with", "2026-11-29"),
+    "tenants": Default({}, "tenants are not told apart; measure your own", "2026-11-29"),
 }
 _KEYS = (
     "version", "traffic", "mean_rps", *DEFAULTS, "refusal_acceptable", "baseline", "strategies", "sources"
@@ -71,6 +74,7 @@ _LIMITS = {
     "slo_wait_s": (0.0, 86_400.0),
     "refusal_usd": (0.0, 1e6),
     "cold_start_s": (0.0, 86_400.0),
+    "burst_s": (1.0, 2_592_000.0),
 }
 
 
@@ -84,6 +88,7 @@ class Comparable:
     node: NodeClass
     prices: Prices
     flows: tuple[Flow, ...]
+    tier_weights: Mapping[str, float]
 
     @property
     def sha256(self) -> str:
@@ -105,6 +110,7 @@ class Comparable:
             prices=self.prices,
             slo_wait_s=self.document["slo_wait_s"],
             flows=self.flows,
+            tier_weights=self.tier_weights,
         )
 
 
@@ -149,14 +155,15 @@ def read_comparison(document: Mapping[str, Any], traffic: Callable[[str], RatePr
     _check_keys(document)
     values: dict[str, Any] = {key: document.get(key, default.value) for key, default in DEFAULTS.items()}
     for key, (low, high) in _LIMITS.items():
-        values[key] = _number(values[key], f"/{key}", low, high)
+        if values[key] is not None or DEFAULTS[key].value is not None:
+            values[key] = _number(values[key], f"/{key}", low, high)
     profile = traffic(document["traffic"])
     mean = document.get("mean_rps")
     if mean is not None:
         mean = _number(mean, "/mean_rps", 1e-6, 1e6)
         profile = profile.scaled_to(mean)
-    flows = _flows(values["tiers"])
-    values["tiers"] = {flow.tier: flow.share for flow in flows}
+    whose = read_flows(values["tiers"], values["weights"], values["tenants"])
+    values |= {"tiers": whose.tiers, "weights": whose.weights, "tenants": whose.tenants}
     node = NodeClass(values["mu"], Decimal(str(values["price"])), values["tokens_in"], values["tokens_out"])
     candidates = _candidates(document, values, profile)
     baseline = document.get("baseline", _usual_baseline(candidates))
@@ -173,7 +180,8 @@ def read_comparison(document: Mapping[str, Any], traffic: Callable[[str], RatePr
         "strategies": [as_params(candidate) for candidate in candidates],
         "sources": _sources(document.get("sources", {})),
     }
-    return Comparable(whole, profile, candidates, node, Prices(values["reserved_price"]), flows)
+    prices = Prices(values["reserved_price"])
+    return Comparable(whole, profile, candidates, node, prices, whose.flows, whose.weights)
 
 
 def _check_keys(document: Mapping[str, Any]) -> None:
@@ -207,26 +215,6 @@ def _flag(value: Any, pointer: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidInput(f"{pointer} is {value!r}"[:200], field=pointer, hint="Give true or false")
     return value
-
-
-def _flows(tiers: Any) -> tuple[Flow, ...]:
-    """Tiers and their shares of all requests. The shares are scaled to add up to exactly 1."""
-    hint = 'Give each tier\'s share of requests, as {"interactive": 0.6, "batch": 0.4}'
-    if not isinstance(tiers, dict) or not tiers:
-        raise InvalidInput(f"/tiers is {tiers!r}"[:200], field="/tiers", hint=hint)
-    named = cast("dict[str, Any]", tiers)
-    unknown = next((name for name in named if name not in TIER_WEIGHTS), None)
-    if unknown is not None:
-        known = ", ".join(TIER_WEIGHTS)
-        raise InvalidInput(
-            f"there is no tier {unknown[:40]!r}", field=f"/tiers/{unknown[:40]}", hint=f"Tiers: {known}"
-        )
-    shares = {name: _number(value, f"/tiers/{name}", 0.0, 1.0) for name, value in named.items()}
-    total = sum(shares.values())
-    if not 0.99 <= total <= 1.01:
-        raise InvalidInput(f"the shares in /tiers add up to {total:g}", field="/tiers", hint=hint)
-    scale = 1.0 if math.isclose(total, 1.0, abs_tol=1e-9) else total  # reading twice must change nothing
-    return tuple(Flow("", name, shares[name] / scale) for name in TIER_WEIGHTS if name in shares)
 
 
 def _candidates(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, cast
 
 from control.comparison_documents import DEFAULTS, Comparable
 from fleet.comparison import BreakEven, Comparison, Outcome, Versus
@@ -46,9 +46,33 @@ def _traffic(ready: Comparable) -> str:
 
 def plain_value(value: Any) -> str:
     """Return an input's value in words."""
+    if value is None:
+        return "-"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {share:.4g}" for key, share in value.items())  # pyright: ignore[reportUnknownVariableType]
+        parts = cast("dict[str, Any]", value)
+        return ", ".join(f"{key} {_part_value(part)}" for key, part in parts.items()) or "-"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _part_value(part: Any) -> str:
+    """A tier's number, or its tenants with their shares of it; a weight only where it is not 1."""
+    if not isinstance(part, dict):
+        return f"{part:.4g}"
+    named = cast("dict[str, list[float]]", part)
+    told = [f"{name} {share:.3g}{f' weight {w:g}' if w != 1 else ''}" for name, (share, w) in named.items()]
+    return f"({', '.join(told)})"
+
+
+def split_words(ready: Comparable) -> str:
+    """Return how a month's refusals are divided, with the weights they are divided by."""
+    weights = " / ".join(f"{weight:g}" for weight in ready.tier_weights.values())
+    tenants = " and within a tier to its tenants by theirs" if ready.document["tenants"] else ""
+    return (
+        "How it is divided: the simulated months know one queue. In each 10 seconds that refuse anybody, "
+        f"what is served goes to the tiers by the policy's weights ({weights}){tenants}; what one does not "
+        "need goes to the others. Who asks for most beyond its weight's part is refused first. Each tier's "
+        "own longest wait and tenants' quotas are not in it."
+    )
 
 
 def warnings(ready: Comparable, compared: Comparison) -> list[str]:
@@ -58,11 +82,14 @@ def warnings(ready: Comparable, compared: Comparison) -> list[str]:
         (o.candidate.strategy.nodes for o in compared.outcomes if o.candidate.strategy.autoscaler is None),
         default=compared.outcomes[0].candidate.strategy.nodes,
     )
+    bursts = burst_durations(month, alone * ready.node.service_rate)
+    if ready.document["burst_s"] is not None:
+        bursts = replace(bursts, median_s=ready.document["burst_s"], is_given=True)
     return [
         *against_admission(
             compared,
             traffic_shape(month),
-            burst_durations(month, alone * ready.node.service_rate),
+            bursts,
             refusal_usd=ready.refusal_usd,
             refusal_acceptable=ready.document["refusal_acceptable"],
             cold_start_s=ready.document["cold_start_s"],
@@ -145,6 +172,13 @@ def as_csv(ready: Comparable, compared: Comparison) -> str:
     for row in rows:
         writer.writerow([_cell(name, value) for name, value in row.items()])
     writer.writerow([])
+    writer.writerow(["who", "tier", "tenant", "requests", "refused", "refused_share", "worst_hour_share"])
+    for found in compared.outcomes:
+        for one in found.noticed:
+            whose = (found.name, one.tier, one.tenant or "all")
+            counts = (one.offered, one.refused, one.refused_share, one.worst_hour_share)
+            writer.writerow([*(_harmless(text) for text in whose), *(repr(count) for count in counts)])
+    writer.writerow([])
     writer.writerow(["input", "value", "source"])
     for line in input_lines(ready):
         writer.writerow([_harmless(part) for part in line])
@@ -170,6 +204,19 @@ def _harmless(text: str) -> str:
     )
 
 
+def noticed_lines(compared: Comparison) -> list[str]:
+    """Return whose requests each strategy refuses, by tier and its tenants."""
+    lines: list[str] = []
+    for found in compared.outcomes:
+        for one in found.noticed if found.month.refused > 0 else ():
+            who = f"  {one.tenant}" if one.tenant else one.tier
+            lines.append(
+                f"  {found.name[:26]:26} {who[:30]:30} {one.refused:>11,.0f} of {one.offered:>12,.0f} "
+                f"({one.refused_share:.2%}, worst hour {one.worst_hour_share:.1%})"
+            )
+    return ["Who is refused:", *lines] if lines else ["Nobody is refused."]
+
+
 def as_text(ready: Comparable, compared: Comparison) -> str:
     """Return the comparison as lines for people."""
     lines = [
@@ -188,6 +235,7 @@ def as_text(ready: Comparable, compared: Comparison) -> str:
         )
     lines += ["", "Cheapest with its refusals:", *(f"  {line}" for line in cheapest_lines(compared)), ""]
     lines += [f"! {warning}" for warning in warnings(ready, compared)]
+    lines += ["", *noticed_lines(compared)]
     lines += ["", "Inputs:"]
     lines += [f"  {name:14} {value:40} {source}" for name, value, source in input_lines(ready)]
     return "\n".join([*lines, "", f"Method: {METHOD}.", f"Content {ready.sha256}"])

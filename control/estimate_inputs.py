@@ -7,16 +7,32 @@ measurement without its date.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import median
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
-from control.tables import GatewaySampleRow, HealthRow, NodeRow, PriceRow, SampleRow, UsageRecordRow
+from control import queries_policy
+from control.comparison_flows import rest
+from control.queries_policy import Revision
+from control.tables import (
+    GatewaySampleRow,
+    HealthRow,
+    NodeRow,
+    PriceRow,
+    RoundRow,
+    SampleRow,
+    ScrapeFailureRow,
+    UsageRecordRow,
+)
+from fleet.burst_lengths import burst_lengths
+from fleet.bursts import PART_S
+from fleet.readings import Reason
 from fleet.refusal_split import TIER_WEIGHTS
 
 #: How far back is looked, and how old a node's newest capacity may be.
@@ -26,6 +42,21 @@ FRESH = timedelta(hours=1)
 MIN_REQUESTS = 200
 #: From registering to the first answer: a start takes at least the one and at most the other.
 LEAST_START_S, MOST_START_S = 5.0, 3_600.0
+#: What a node that is starting is seen as: nothing listens, nobody answers, or not yet with 200.
+_STARTING = tuple(
+    reason.value
+    for reason in (
+        Reason.REFUSED,
+        Reason.TIMEOUT,
+        Reason.UNREACHABLE,
+        Reason.HTTP_ERROR,
+        Reason.TARGET_DOWN,
+    )
+)
+#: Tenants of a tier told apart; the others go together.
+MOST_NAMED = 8
+#: Less of a record than this says nothing about bursts.
+MIN_JUDGED_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +83,8 @@ def measured_inputs(session: Session, now: datetime) -> list[Measured | Unmeasur
     parts: list[Callable[[Session, datetime], list[Measured | Unmeasured]]] = [
         _service_rate,
         _tokens,
-        _tiers,
+        _whose,
+        _bursts,
         _cold_start,
         _prices,
     ]
@@ -100,45 +132,120 @@ def _tokens(session: Session, now: datetime) -> list[Measured | Unmeasured]:
     return [Measured("tokens_in", float(prompt), source), Measured("tokens_out", float(output), source)]
 
 
-def _tiers(session: Session, now: datetime) -> list[Measured | Unmeasured]:
+def _whose(session: Session, now: datetime) -> list[Measured | Unmeasured]:
+    """Shares of tiers, tenants' shares of them, and the weights of the policy in force."""
     g = GatewaySampleRow
     rows = session.execute(
-        select(g.tier, func.sum(g.offered)).where(g.at >= now - WINDOW, g.at <= now).group_by(g.tier)
+        select(g.tier, g.tenant, func.sum(g.offered), func.min(g.at))
+        .where(g.at >= now - WINDOW, g.at <= now, g.tier.in_(list(TIER_WEIGHTS)))
+        .group_by(g.tier, g.tenant)
     )
-    offered = {tier: float(count) for tier, count in rows if tier in TIER_WEIGHTS and count}
-    total = sum(offered.values())
+    counts: dict[str, dict[str, float]] = {tier: {} for tier in TIER_WEIGHTS}
+    since = now
+    for tier, tenant, count, first_at in rows:
+        since = min(since, first_at)
+        if count:
+            counts[tier][tenant] = float(count)
+    head = queries_policy.head(session)
+    found: list[Measured | Unmeasured] = [_weights(head)]
+    total = sum(count for tenants in counts.values() for count in tenants.values())
     if total < MIN_REQUESTS:
-        return [Unmeasured("tiers", f"{total:.0f} requests at the gateways in 7 days")]
-    shares = {tier: offered.get(tier, 0.0) / total for tier in TIER_WEIGHTS}
-    return [
-        Measured(
-            "tiers", shares, f"measured: {total:,.0f} requests at the gateways of 7 days ({_day(now)})"
-        )
-    ]
+        why = f"{total:.0f} requests recorded at the gateways; {MIN_REQUESTS} are needed"
+        return [Unmeasured("tiers", why), Unmeasured("tenants", why), *found]
+    source = f"measured: {total:,.0f} requests at the gateways since {since:%Y-%m-%d %H:%M} ({_day(now)})"
+    tiers = {tier: sum(tenants.values()) / total for tier, tenants in counts.items()}
+    own: dict[str, Any] = {} if head is None else head.document.get("tenants", {})
+    shares = {tier: _shares(tenants, own) for tier, tenants in counts.items() if tenants}
+    return [Measured("tiers", tiers, source), Measured("tenants", shares, source), *found]
+
+
+def _weights(head: Revision | None) -> Measured | Unmeasured:
+    if head is None:
+        return Unmeasured("weights", "no policy is published yet")
+    weights = {tier: float(head.document["tiers"][tier]["weight"]) for tier in TIER_WEIGHTS}
+    return Measured("weights", weights, f"policy revision {head.number} ({_day(head.created_at)})")
+
+
+def _shares(counts: Mapping[str, float], own: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Tenants' shares of a tier and weights: those with most requests by name, the others together."""
+    total = sum(counts.values())
+
+    def weight(tenant: str) -> float:
+        return float(own.get(tenant, {}).get("weight", 1))
+
+    order = sorted(counts, key=lambda tenant: (-counts[tenant], tenant))
+    named, others = order[:MOST_NAMED], order[MOST_NAMED:]
+    if len(others) == 1:
+        named, others = order, []
+    found = {tenant: [counts[tenant] / total, weight(tenant)] for tenant in named}
+    if others:
+        share = sum(counts[tenant] for tenant in others) / total
+        found[rest(len(others))] = [share, sum(weight(tenant) for tenant in others)]
+    return found
+
+
+def _bursts(session: Session, now: datetime) -> list[Measured | Unmeasured]:
+    """How long the arrivals at the gateways stood at twice the usual or more, from counts by 30 s."""
+    g = GatewaySampleRow
+    part = func.floor(func.extract("epoch", g.at) / PART_S)
+    rows = session.execute(
+        select(part, func.sum(g.offered))
+        .where(g.at >= now - WINDOW, g.at <= now, g.covered_s > 0, g.covered_s <= PART_S)
+        .group_by(part)
+    )
+    counts = {int(place): float(count) for place, count in rows if count is not None}
+    places = range(min(counts), max(counts) + 1) if counts else range(0)
+    found = burst_lengths([counts.get(place) for place in places])
+    if found.judged_s < MIN_JUDGED_S:
+        why = f"{found.judged_s / 60:.0f} minutes of recorded arrivals; {MIN_JUDGED_S / 60:.0f} are needed"
+        return [Unmeasured("burst_s", why)]
+    hours = f"{found.judged_s / 3600:.1f} h of recorded arrivals"
+    if not found.lengths_s:
+        return [Unmeasured("burst_s", f"no burst (90 s at twice the usual rate) in {hours}")]
+    low, high = found.lengths_s[0], found.lengths_s[-1]
+    cut = f", {found.cut} more cut by gaps" if found.cut else ""
+    source = (
+        f"measured: median of {len(found.lengths_s)} bursts (90 s at twice the usual rate or more) in "
+        f"{hours}, {low:.0f} to {high:.0f} s{cut} ({_day(now)})"
+    )
+    return [Measured("burst_s", float(median(found.lengths_s)), source, low, high)]
 
 
 def _cold_start(session: Session, now: datetime) -> list[Measured | Unmeasured]:
-    """From registering a node to its first good page: what provisioning, pulling and loading took."""
-    n, s = NodeRow, SampleRow
-    since = now - WINDOW
+    """From registering a node to its first good page, where it was seen not to answer in between.
+
+    A node that answered when it was first asked ran already: how long it took to start is not known.
+    """
+    n, s, f = NodeRow, SampleRow, ScrapeFailureRow
+    kept_since = session.scalar(select(func.min(RoundRow.at)))  # older looks are no longer known
+    since = max(now - WINDOW, kept_since or now - WINDOW)
     firsts = (
-        select(s.node, func.min(s.at).label("first_at")).where(s.at >= since).group_by(s.node).subquery()
+        select(s.node, func.min(s.at).label("first_at"))
+        .where(s.at >= since, s.at <= now)
+        .group_by(s.node)
+        .subquery()
+    )
+    was_away = exists().where(
+        f.node == n.name, f.reason.in_(_STARTING), f.at >= n.created_at, f.at < firsts.c.first_at
     )
     rows = session.execute(
-        select(n.created_at, firsts.c.first_at)
+        select(n.created_at, firsts.c.first_at, was_away)
         .join(firsts, firsts.c.node == n.name)
         .where(n.created_at >= since)
-    )
-    took_s = sorted((first_at - created_at).total_seconds() for created_at, first_at in rows)
+    ).all()
+    took_s = sorted((first_at - created_at).total_seconds() for created_at, first_at, away in rows if away)
     took_s = [seconds for seconds in took_s if LEAST_START_S <= seconds <= MOST_START_S]
     if not took_s:
-        return [Unmeasured("cold_start_s", "no node was seen starting in 7 days")]
-    middle = took_s[len(took_s) // 2]
+        ran = sum(not away for _, _, away in rows)
+        more = f"; {ran} answered when first asked" if ran else ""
+        return [
+            Unmeasured("cold_start_s", f"not seen: no node was seen starting since {_day(since)}{more}")
+        ]
     source = (
-        f"measured: {len(took_s)} starts of 7 days, registered to first answer, "
+        f"measured: median of {len(took_s)} starts since {_day(since)}, registered to first answer, "
         f"{took_s[0]:.0f} to {took_s[-1]:.0f} s ({_day(now)})"
     )
-    return [Measured("cold_start_s", middle, source, took_s[0], took_s[-1])]
+    return [Measured("cold_start_s", float(median(took_s)), source, took_s[0], took_s[-1])]
 
 
 def _prices(session: Session, now: datetime) -> list[Measured | Unmeasured]:

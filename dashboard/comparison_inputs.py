@@ -21,7 +21,9 @@ from fleet.errors import InvalidInput
 
 LINK = "e"
 _KEPT, _WRITTEN, _REFILL = "comparison_document", "comparison_link", "comparison_refill"
-_FIELDS = ("mean_rps", *(name for name in DEFAULTS if name != "tiers"))
+#: Not typed here: taken as measured, or from a document.
+_KEPT_AS_THEY_ARE = ("weights", "tenants")
+_FIELDS = ("mean_rps", *(name for name in DEFAULTS if name not in ("tiers", *_KEPT_AS_THEY_ARE)))
 _TIERS = ("interactive", "batch", "best_effort")
 
 
@@ -96,7 +98,7 @@ def _fill(whole: dict[str, Any]) -> None:
 def asked(before: dict[str, Any]) -> Comparable:
     """Draw the inputs and return the comparison. Raises InvalidInput for what cannot be."""
     left, middle, right = components.places(3, min_px=250)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {name: before[name] for name in _KEPT_AS_THEY_ARE if name in before}
     with left.container(border=True, height="stretch"):
         st.markdown("**Traffic**")
         found["traffic"] = _traffic(before)
@@ -117,6 +119,17 @@ def asked(before: dict[str, Any]) -> Comparable:
         found["tokens_in"] = _real("Prompt tokens a request", "tokens_in", before, 50.0)
         found["tokens_out"] = _real("Output tokens a request", "tokens_out", before, 50.0)
         found["cold_start_s"] = _real("Cold start, seconds", "cold_start_s", before, 30.0)
+        found["burst_s"] = st.number_input(
+            "A burst lasts, seconds",
+            1.0,
+            2_592_000.0,
+            before.get("burst_s"),
+            30.0,
+            key="compare_burst_s",
+            placeholder="the traffic's own",
+            help="What a cold start is compared with; empty: how long this traffic stays above the nodes",
+            persist_state="session",
+        )
         found["slo_wait_s"] = _real("Objective: wait at most, seconds", "slo_wait_s", before, 0.5)
     with right.container(border=True, height="stretch"):
         st.markdown("**Prices**")

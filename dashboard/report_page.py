@@ -92,7 +92,11 @@ def report_page(ready: Comparable, compared: Comparison, more: Sequence[str], ma
         _list([*vm.cheapest_sentences(compared), *more]),
     ]
     if noticed["strategy"]:
-        parts += ["<h2>Who is refused</h2>", _table(noticed), f"<p><small>{escape(vm.SPLIT)}</small></p>"]
+        parts += [
+            "<h2>Who is refused</h2>",
+            _table(noticed),
+            f"<p><small>{escape(vm.split(ready))}</small></p>",
+        ]
     parts += ["<h2>Inputs</h2>", _table(vm.input_rows(ready)), _list(others), "</body></html>"]
     return "\n".join(parts)
 

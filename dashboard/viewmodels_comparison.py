@@ -16,6 +16,7 @@ from control.comparison_report import (
     cheapest_lines,
     input_lines,
     plain_value,
+    split_words,
     warnings,
 )
 from control.estimate_inputs import Measured, Unmeasured
@@ -31,14 +32,6 @@ AXES = {
     Axis.BURST_LENGTH: "how long bursts last (a tenth to twice as long)",
     Axis.SPOT_RATIO: "the spot price (20 to 80 % of on demand)",
 }
-
-#: How a month's refusals are divided; shown beside every such number.
-SPLIT = (
-    "How it is divided: the simulated months know one queue. In each 10 seconds that refuse anybody, what "
-    "is served goes to the tiers by the policy's weights (70 / 25 / 5); what a tier does not need goes to "
-    "the others. So best effort is refused first, then batch. Each tier's own longest wait and tenants' "
-    "quotas are not in it."
-)
 
 
 def usd(amount: float) -> str:
@@ -166,6 +159,11 @@ def noticed_rows(compared: Comparison) -> dict[str, list[Any]]:
         "share": [words.percent(n.refused_share, 2) for _, n in pairs],
         "worst hour": [words.percent(n.worst_hour_share) for _, n in pairs],
     }
+
+
+def split(ready: Comparable) -> str:
+    """Return how a month's refusals are divided; shown beside every such number."""
+    return split_words(ready)
 
 
 def input_rows(ready: Comparable) -> dict[str, list[Any]]:

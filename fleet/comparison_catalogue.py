@@ -13,7 +13,8 @@ from decimal import Decimal
 
 from fleet.comparison import Candidate, Comparison, Outcome
 from fleet.cost import FLAT_PEAK_TO_MEAN, TARGET_RHO
-from fleet.strategies import Autoscaler, BurstPool, Mode, Strategy
+from fleet.errors import InvalidInput
+from fleet.strategies import MAX_NODES, Autoscaler, BurstPool, Mode, Strategy
 from fleet.traffic_shape import BurstDurations, TrafficShape
 
 MAX_WAIT_S = 1.5
@@ -40,11 +41,18 @@ def catalogue(
 ) -> list[Candidate]:
     """Return six strategies sized for a traffic: nodes for the peak, for its 90th percentile, and scaled.
 
-    Autoscalers go from 60 % of the percentile's nodes to what the peak needs at rho 0.85.
+    Autoscalers go from 60 % of the percentile's nodes to what the peak needs at rho 0.85. Raises
+    InvalidInput if that is more than a strategy may have.
     """
     peak, usual = nodes_for(shape.peak_rps, service_rate), nodes_for(shape.p90_rps, service_rate)
     least = max(1, math.floor(0.6 * usual))
     most = max(peak, nodes_for(shape.peak_rps / TARGET_RHO, service_rate))
+    if most > MAX_NODES:
+        raise InvalidInput(
+            f"the peak of {shape.peak_rps:,.6g} requests/s needs {most:,} nodes of {service_rate:g}",
+            field="/mu",
+            hint=f"At most {MAX_NODES:,}: check mu and the mean rate, or give the strategies",
+        )
 
     def scaled(mode: Mode) -> Autoscaler:
         return Autoscaler(mode, TARGET_RHO, least, most, STABILISATION_S, cold_start_s)
@@ -117,10 +125,8 @@ def _better(one: Outcome, others: Sequence[Outcome], refusal_usd: float) -> Outc
 
 def _by_duration(bursts: BurstDurations, median_s: float, cold_start_s: float) -> str:
     ratio = median_s / cold_start_s if cold_start_s > 0 else math.inf
-    text = (
-        f"Bursts above {bursts.capacity_rps:.3g} requests/s last {duration(median_s)} (median), a "
-        f"node starts in {duration(cold_start_s)}: "
-    )
+    which = "Bursts as given" if bursts.is_given else f"Bursts above {bursts.capacity_rps:.3g} requests/s"
+    text = f"{which} last {duration(median_s)} (median), a node starts in {duration(cold_start_s)}: "
     if ratio >= COLD_STARTS_A_BURST:
         return text + "long enough for an autoscaler, so admission alone refuses what nodes would serve."
     if ratio <= 1:

@@ -80,7 +80,7 @@ def split_refusals(
     *,
     bins_an_hour: int = 360,
 ) -> list[Noticed]:
-    """Return each tier, then each of its tenants if it has more than one, with what is refused of it.
+    """Return each tier, then each of its tenants if they are told apart, with what is refused of it.
 
     `offered` and `refused` are by bin; flows' shares must add up to 1. Raises InvalidInput if they do not.
     """
@@ -99,7 +99,7 @@ def split_refusals(
         lost = demands[place] - given[place]
         found.append(_noticed(tier, "", shares[tier], total, lost, hours, by_hour))
         tenants = [flow for flow in flows if flow.tier == tier]
-        if len(tenants) > 1:
+        if len(tenants) > 1 or tenants[0].tenant:
             asks = np.array([here * flow.share for flow in tenants])
             gets = shared_out(given[place], asks, [flow.weight for flow in tenants])
             found += [

@@ -42,6 +42,7 @@ class BurstDurations:
     p90_s: float | None
     time_share: float  # of all time, above the capacity
     request_share: float  # of all requests, the part above the capacity
+    is_given: bool = False  # the median was measured elsewhere, not in this traffic
 
 
 def traffic_shape(rates_rps: NDArray[np.float64]) -> TrafficShape:

@@ -43,7 +43,7 @@ st.subheader("Who notices")
 left, right = components.two()
 with left:
     components.plot(charts.refused_by_tier(compared), key="by_tier")
-    st.caption(vm.SPLIT)
+    st.caption(vm.split(ready))
 with right:
     components.table(vm.noticed_rows(compared), tables.NOTICED, key="noticed")
 st.subheader("What would change the answer")

@@ -7,8 +7,10 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
-from control.comparison_documents import as_link, read_comparison
+from control.comparison_documents import as_link, from_link, read_comparison
 from control.rate_profile_files import bundled_profile
+from dashboard import data_estimates
+from dashboard.report_page import report_page
 
 Show = Callable[..., AppTest]
 
@@ -131,6 +133,38 @@ def test_a_file_that_is_no_traffic_is_refused_in_words(empty: Show) -> None:
     at.file_uploader(key="compare_file").set_value(("x.csv", b"a,b\n1,2\n", "text/csv")).run()
     assert [e.message for e in at.exception] == []
     assert "This traffic cannot be used" in " ".join(str(e.proto) for e in at.error)
+
+
+def test_what_was_measured_takes_the_place_of_defaults_with_source_and_date(full: Show) -> None:
+    at = full("estimates")
+    assert [e.message for e in at.exception] == []
+    before = sources_of(at)
+    assert before["tenants"].startswith("default: ")
+    at.button(key="use_measured").click().run()
+    assert [e.message for e in at.exception] == []
+    after = sources_of(at)
+    assert after["weights"].startswith("policy revision 2 (20")
+    for name in ("tiers", "tenants"):
+        assert after[name].startswith("measured: ")
+        assert "requests at the gateways since 20" in after[name]
+    tenants = set(column(at, "tenant"))
+    assert {"all", "acme"} <= tenants
+    assert "by the policy's weights (" in said(at)
+    # the address opens the same answer, without asking the fleet again
+    written = at.query_params["e"]
+    again = full("estimates", e=written if isinstance(written, str) else written[0])
+    assert sources_of(again) == after
+    assert column(again, "usd") == column(at, "usd")
+    assert column(again, "share") == column(at, "share")
+    report = report_page_of(again)
+    assert "<td class=text>acme</td>" in report
+
+
+def report_page_of(at: AppTest) -> str:
+    """The printable report of the page's address."""
+    written = at.query_params["e"]
+    ready = data_estimates.ready(from_link(written if isinstance(written, str) else written[0]))
+    return report_page(ready, ready.run(), [], "now")
 
 
 def test_every_request_is_asked_for_once_and_can_be_cancelled(empty: Show) -> None:

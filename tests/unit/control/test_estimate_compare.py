@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from control.cli_estimate import estimate
 from control.comparison_documents import MAX_BYTES, as_link, canonical, from_link, read_comparison
-from control.comparison_report import as_csv, as_json
+from control.comparison_report import as_csv, as_json, as_text, warnings
 from control.rate_profile_files import bundled_profile
 from fleet.errors import InvalidInput
 
@@ -72,8 +72,21 @@ def test_spot_nodes_without_a_price_take_the_comparison_s() -> None:
         ({"strategies": [{"name": "x\n", "params": {"n": 1}}]}, "/strategies/0/name"),
         ({"strategies": [{"name": "x", "params": {"n": 1}, "reserved": 2}]}, "/strategies/0/reserved"),
         ({"sources": {"mu": 3}}, "/sources"),
+        ({"weights": {"interactive": 70}}, "/weights"),
+        ({"weights": {"interactive": 70, "batch": 0, "best_effort": 5}}, "/weights/batch"),
+        ({"tenants": []}, "/tenants"),
+        ({"tenants": {"gold": {"a": 1}}}, "/tenants/gold"),
+        ({"tenants": {"batch": {}}}, "/tenants/batch"),
+        ({"tenants": {"batch": {"a": 0.5}}}, "/tenants/batch"),
+        ({"tenants": {"batch": {"a": [1, 0]}}}, "/tenants/batch/a"),
+        ({"tenants": {"batch": {"a": [1, 1, 1]}}}, "/tenants/batch"),
+        ({"tenants": {"batch": {"a\n": 1}}}, "/tenants/batch"),
+        ({"tenants": {"batch": {f"t{n}": 0.04 for n in range(25)}}}, "/tenants/batch"),
+        ({"burst_s": 0}, "/burst_s"),
         ({"baseline": "nobody"}, "/baseline"),
         ({"refusal_acceptable": 1}, "/refusal_acceptable"),
+        ({"mu": 10**400}, "/mu"),
+        ({"mean_rps": 1e6, "strategies": None}, "/mu"),  # 3e6 requests/s at the peak: a million nodes
     ],
 )
 def test_a_fault_is_named_by_its_pointer(change: dict[str, Any], field: str) -> None:
@@ -106,7 +119,7 @@ def test_the_sheet_has_a_row_a_strategy_every_input_and_no_formula() -> None:
     rows = list(csv.reader(io.StringIO(as_csv(ready, ready.run()))))
     assert rows[1][0] == "'=2+5"
     assert float(rows[1][rows[0].index("cost_usd")]) == 100_800
-    inputs = {row[0]: row[1:] for row in rows[3:]}
+    inputs = {row[0]: row[1:] for row in rows[rows.index(["input", "value", "source"]) :]}
     assert inputs["price"] == [
         "28",
         "default: 8xH100 on demand, low end of hyperscaler list prices (2026-05)",
@@ -136,3 +149,51 @@ def test_a_wrong_document_ends_the_command_with_the_pointer(tmp_path: Path) -> N
     found = CliRunner().invoke(estimate, ["compare", str(path)])
     assert found.exit_code != 0
     assert isinstance(found.exception, InvalidInput)
+
+
+WHOSE: dict[str, Any] = {
+    **TWO,
+    "tiers": {"interactive": 0.5, "batch": 0.5},
+    "weights": {"interactive": 50, "batch": 50},
+    "tenants": {"batch": {"=cmd": 0.9, "beta": [0.1, 3]}},
+}
+
+
+def test_a_document_from_before_tenants_and_weights_still_opens() -> None:
+    whole = read_comparison(TWO, bundled_profile).document
+    old = {key: value for key, value in whole.items() if key not in ("weights", "tenants", "burst_s")}
+    again = read_comparison(from_link(as_link(old)), bundled_profile)
+    assert again.document == whole
+    assert [(flow.tenant, flow.tier) for flow in again.flows] == [
+        ("", "interactive"),
+        ("", "batch"),
+        ("", "best_effort"),
+    ]
+
+
+def test_tenants_and_weights_decide_who_is_refused_and_are_in_link_sheet_and_text() -> None:
+    ready = read_comparison(WHOSE, bundled_profile)
+    again = read_comparison(from_link(as_link(ready.document)), bundled_profile)
+    assert again.document == ready.document
+    compared = again.run()
+    noticed = {(n.tier, n.tenant): n for n in compared.outcomes[0].noticed}
+    # equal shares at equal weights: both tiers are refused alike
+    assert noticed["interactive", ""].refused_share == pytest.approx(noticed["batch", ""].refused_share)
+    tenants = [noticed["batch", name] for name in ("=cmd", "beta")]
+    assert sum(n.refused for n in tenants) == pytest.approx(noticed["batch", ""].refused)
+    # beta asks for a tenth of the tier and has three quarters of the weight: nothing of it is refused
+    assert noticed["batch", "beta"].refused == pytest.approx(0, abs=1e-6)
+    rows = list(csv.reader(io.StringIO(as_csv(again, compared))))
+    shown = [row for row in rows if row[:3] == ["five", "batch", "'=cmd"]]
+    assert float(shown[0][4]) == pytest.approx(noticed["batch", "=cmd"].refused)
+    text = as_text(again, compared)
+    assert "batch (=cmd 0.9, beta 0.1 weight 3)" in text
+    assert "interactive 50, batch 50" in text
+
+
+def test_a_measured_burst_decides_whether_an_autoscaler_comes_in_time() -> None:
+    # 90 s against a start of 240 s; the traffic's own bursts last 36 minutes
+    short = read_comparison({**TWO, "burst_s": 90}, bundled_profile)
+    said = " ".join(warnings(short, short.run()))
+    assert "Bursts as given last 90 s (median), a node starts in 4 min" in said
+    assert "comes too late" in said
