@@ -77,17 +77,18 @@ def latency_quantiles(
 ) -> dict[Metric, LatencyView]:
     """Return each latency over [since, until) as the engines measured it: of a node, a pool or the fleet.
 
-    Every metric is present; one that nobody measured has count 0 and no quantiles. Nodes that are in
-    maintenance now are in no pool's and not in the fleet's: they serve tests, not users.
+    Every metric is present; one that nobody measured has count 0 and no quantiles. What a node measured
+    counts in the pool it was in then; while it rested in no pool and not in the fleet: it served tests,
+    not users. Samples older than this was kept go with the node as it is now.
     """
     where = [SampleRow.at >= since, SampleRow.at < until]
     if node is not None:
         where.append(SampleRow.node == node)
+    elif pool is not None:
+        present = select(NodeRow.pool).where(NodeRow.name == SampleRow.node).scalar_subquery()
+        where.append(func.coalesce(SampleRow.counted_in, present) == pool)
     else:
-        resting = select(NodeRow.name).where(NodeRow.state == "maintenance")
-        where.append(SampleRow.node.not_in(resting))
-    if pool is not None:
-        where.append(SampleRow.node.in_(select(NodeRow.name).where(NodeRow.pool == pool)))
+        where.append(SampleRow.counted_in.is_distinct_from(""))
     views: dict[Metric, LatencyView] = {}
     for metric, columns in SAMPLE_COLUMNS.items():
         merged = merged_increments(session, columns, where)

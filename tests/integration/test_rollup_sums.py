@@ -12,6 +12,7 @@ from control.database import session_scope
 from control.fleet_facts import load_fleet
 from control.partitions import make_partitions
 from control.queries_history import latency_history
+from control.queries_latency import latency_quantiles
 from control.rollup import Roller
 from control.sample_store import EdgeIds, edges_of, write_round
 from control.scrape import EngineSample, NodeResult, Round
@@ -88,6 +89,14 @@ def counted(engine: Engine, scope: str, name: str, minutes: int) -> int:
         return latency_history(session, scope, name, T0, until)["ttft_s"].count  # type: ignore[arg-type]
 
 
+def counted_in_quantiles(engine: Engine, *, pool: str | None = None, node: str | None = None) -> int:
+    """Requests that the quantiles of half an hour are of."""
+    with Session(engine) as session:
+        until = T0 + timedelta(minutes=30)
+        found = latency_quantiles(session, since=T0, until=until, pool=pool, node=node)
+        return found["ttft_s"].count
+
+
 def test_a_node_that_moved_leaves_its_past_in_its_old_pool(engine: Engine):
     write(engine, a_round(0, {"a": "p", "b": "p"}))
     change(engine, "UPDATE node SET pool = 'q' WHERE name = 'a'")
@@ -97,6 +106,7 @@ def test_a_node_that_moved_leaves_its_past_in_its_old_pool(engine: Engine):
     assert completed(engine) == {"p": 40, "q": 10, "": 50}
     assert [counted(engine, "pool", name, 30) for name in ("p", "q")] == [40, 10]  # from rounds
     assert [counted(engine, "pool", name, 300) for name in ("p", "q")] == [40, 10]  # from minutes
+    assert [counted_in_quantiles(engine, pool=name) for name in ("p", "q", None)] == [40, 10, 50]
 
 
 def test_a_node_that_rests_is_in_no_sums_and_keeps_its_own_rows(engine: Engine):
@@ -112,6 +122,9 @@ def test_a_node_that_rests_is_in_no_sums_and_keeps_its_own_rows(engine: Engine):
         assert counted(engine, "fleet", "", minutes) == 20
         assert counted(engine, "pool", "p", minutes) == 20
         assert counted(engine, "node", "b", minutes) == 20
+    change(engine, "UPDATE node SET state = 'maintenance'")  # what they serve now says nothing of then
+    assert [counted_in_quantiles(engine, pool=name) for name in ("p", None)] == [20, 20]
+    assert counted_in_quantiles(engine, node="b") == 20
 
 
 def test_samples_from_before_this_was_kept_count_where_their_node_is(engine: Engine):
@@ -122,3 +135,4 @@ def test_samples_from_before_this_was_kept_count_where_their_node_is(engine: Eng
     assert completed(engine) == {"p": 20, "q": 10, "": 30}
     for minutes in (30, 300):
         assert [counted(engine, "pool", name, minutes) for name in ("p", "q")] == [20, 10]
+    assert [counted_in_quantiles(engine, pool=name) for name in ("p", "q", None)] == [20, 10, 30]
