@@ -18,7 +18,7 @@ from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
 _PATHS = {endpoint: path for path, endpoint in ENDPOINTS.items()}
-_RETRY_PART = 0.2  # retries per request, over the long run
+_RETRY_PART = 0.1  # retries per request, over the long run
 _RETRY_BURST = 10.0
 _EXTEND_EVERY_EVENTS = 64
 
@@ -56,7 +56,7 @@ class EngineLink:
         """Say whether the retry budget allows one more, and take it."""
         if self._retry_allowance < 1.0:
             return False
-        self._retry_allowance -= 1.0
+        self._retry_allowance -= 1.0 + _RETRY_PART  # it is no request of its own when it is sent
         return True
 
     def failed(self, node: str) -> None:

@@ -223,8 +223,12 @@ class Proxy:
     # -- admission ----------------------------------------------------------------------------------
 
     async def _serve(self, passage: Passage, watch: ClientWatch, send: Send) -> None:
-        """Admit and send, again to another node while no byte has come and the budget lasts."""
+        """Admit and send, again to another node while no byte has come and the budget lasts.
+
+        Never again to a node that had it: a request that takes an engine down would take it down again.
+        """
         avoid: tuple[str, ...] = ()
+        had = dict[str, NodeFailed]()  # by node that received it: how that ended
         for attempt in range(self._state.settings.retries + 1):
             passage.waiting()
             asked = self._request(passage, avoid)
@@ -235,6 +239,12 @@ class Proxy:
                 watch.disarm()
                 passage.finish(decision.outcome)
                 await send_answer(send, refusal_answer(decision), more=passage.headers())
+                return
+            if decision.node in had:  # no other has room
+                self._state.room.release(
+                    decision.lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR
+                )
+                await self._fail(passage, watch, send, had[decision.node])
                 return
             passage.dispatched(decision)
             try:
@@ -247,6 +257,8 @@ class Proxy:
                     return
                 passage.gave_up(str(exc), reached_engine=reached)
                 avoid = (*avoid, decision.node)
+                if reached:
+                    had[decision.node] = exc
             else:
                 return
 

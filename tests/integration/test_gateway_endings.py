@@ -210,6 +210,20 @@ def test_a_reset_before_the_first_byte_goes_to_another_node(tmp_path: Path) -> N
         assert gateway.metric("rhodeck_gateway_requests_total") == 1
 
 
+@pytest.mark.parametrize("fault", ["reset", "500"])
+def test_an_engine_that_had_a_request_does_not_get_it_again(
+    gateway: GatewayProcess, engine: FakeEngine, fault: str
+) -> None:
+    with gateway.client() as client:
+        response = client.post("/v1/chat/completions", json=chat(f"fault={fault}"))
+    assert response.status_code == 502
+    assert len(engine.served) == 1  # it is the only node, and there were retries left
+    assert is_idle(gateway)
+    [record] = gateway.usage()
+    assert record["outcome"] == "upstream_error"
+    assert gateway.metric("rhodeck_gateway_retries_total") == 0
+
+
 def test_all_nodes_gone_is_503(gateway: GatewayProcess, engine: FakeEngine) -> None:
     engine.stop()
     eventually(lambda: gateway.status()["nodes_usable"] == 0)
