@@ -15,6 +15,7 @@ from control.cli_estimate_run import read_input, recorded
 from control.comparison_documents import Comparable, read_comparison
 from control.comparison_report import as_csv, as_json, as_text
 from control.estimate_scenarios import json_object, profile_named
+from control.finite import FiniteRange
 from control.rate_profile_files import BUNDLED
 
 
@@ -22,9 +23,7 @@ from control.rate_profile_files import BUNDLED
 @click.argument("what", metavar="FILE|A|B|C|D")
 @click.option("--json", "shown", flag_value="json", help="Print JSON.")
 @click.option("--csv", "shown", flag_value="csv", help="Print CSV.")
-@click.option(
-    "--days", type=click.FloatRange(0.01, 62), default=7, show_default=True, help="Of `recorded`."
-)
+@click.option("--days", type=FiniteRange(0.01, 62), default=7, show_default=True, help="Of `recorded`.")
 def compare(what: str, shown: str | None, days: float) -> None:
     """Compare strategies on the traffic of a comparison document, a traffic file or a bundled profile.
 

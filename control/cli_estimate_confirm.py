@@ -13,8 +13,10 @@ from pathlib import Path
 
 import click
 
+from control.cli_estimate_gate import confirm_with_gate, whole_days
 from control.cli_estimate_run import read_scenario_file
 from control.estimate_scenarios import Scenario
+from control.finite import FiniteRange
 from fleet.month_result import MonthResult, as_columns
 from fleet.replications import Spread, spread
 from fleet.simulate import EventRun, ServiceModel, run_events
@@ -37,14 +39,28 @@ _SHOWN = {
 @click.option("--replications", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
 @click.option("--slots", type=click.IntRange(1, 100_000), default=36, show_default=True, help="A node's.")
-@click.option("--cv2", type=click.FloatRange(0, 100), default=0.6, show_default=True, help="Of service.")
-@click.option("--days", type=click.FloatRange(0.01, 62), default=7, show_default=True, help="If recorded.")
+@click.option("--cv2", type=FiniteRange(0, 100), default=0.6, show_default=True, help="Of service.")
+@click.option("--days", type=FiniteRange(0.01, 62), default=7, show_default=True, help="If recorded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def confirm(
-    scenario: Path, replications: int, seed: int, slots: int, cv2: float, days: float, as_json: bool
+    scenario: Path,
+    replications: int,
+    seed: int,
+    slots: int,
+    cv2: float,
+    with_gate: bool,
+    kv_tokens: int | None,
+    days: float | None,
+    as_json: bool,
 ) -> None:
-    """Simulate every request of 720 hours of SCENARIO.json, several times."""
-    ready = read_scenario_file(scenario, days)
+    """Simulate every request of 720 hours of SCENARIO.json, several times.
+
+    With --gate once, day by day, also through the gate that admits in production.
+    """
+    ready = read_scenario_file(scenario, days or 7)
+    if with_gate:
+        confirm_with_gate(ready, ServiceModel(slots, cv2), seed, whole_days(days), kv_tokens, as_json)
+        return
     fluid = ready.run()
     found = _replicate(ready, ServiceModel(slots, cv2), range(seed, seed + replications))
     if not found:

@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import click
 
+from control.cli_estimate_run import read_input
+from control.estimate_scenarios import json_value
 from control.finite import FiniteRange
 from fleet.capacity_limits import kv_tokens_per_sequence
 from fleet.curve_fit import StepCurve
@@ -34,6 +36,7 @@ from fleet.goodput_simulation import SimulatedPoint, rates_around, simulate_curv
 from fleet.replay_outcomes import Objectives
 
 MAX_BYTES = 10_000_000
+LARGEST = 1e12  # of any number in a fit
 KV_TARGET = 0.9
 OVERLOAD = 1.5
 INTERACTIVE_TIMEOUT_S = 1.5
@@ -123,16 +126,7 @@ def _model(asked: dict[str, Any]) -> EngineModel:
 
 
 def _fitted(path: Path, engine: str | None) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path} cannot be read: {exc}", field="--fit") from exc
-    if len(text) > MAX_BYTES:
-        raise InvalidInput(f"{path} has over {MAX_BYTES:,} bytes", field="--fit")
-    try:
-        listed: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as exc:
-        raise InvalidInput(f"{path} is not JSON: {exc}", field="--fit") from exc
+    listed = json_value(read_input(path, MAX_BYTES)[0], path.name, MAX_BYTES)
     if not isinstance(listed, list):
         raise InvalidInput(f"{path} is not a list of engines", field="--fit", hint="capacity fit --json")
     rows = [cast("dict[str, Any]", row) for row in cast("list[Any]", listed) if isinstance(row, dict)]
@@ -159,8 +153,9 @@ def _optional(row: dict[str, Any], name: str) -> float | None:
     value = row.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidInput(f"{name} is {value!r}", field="--fit", hint="Give a number")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= LARGEST:
+        raise InvalidInput(f"{name} is {value!r}"[:200], field="--fit", hint="Give a number")
     return float(value)
 
 

@@ -17,6 +17,7 @@ import click
 
 from control.cli_session import transaction
 from control.estimate_scenarios import MAX_BYTES, Scenario, read_scenario_text
+from control.finite import FiniteRange
 from control.rate_profile_files import recorded_rates
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
@@ -27,9 +28,7 @@ from fleet.rate_profiles import RateProfile
 @click.command("run")
 @click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with the comparison table's columns.")
-@click.option(
-    "--days", type=click.FloatRange(0.01, 62), default=7, show_default=True, help="Of `recorded`."
-)
+@click.option("--days", type=FiniteRange(0.01, 62), default=7, show_default=True, help="Of `recorded`.")
 def run(scenario: Path, as_json: bool, days: float) -> None:
     """Simulate 720 hours of SCENARIO.json (or -): one strategy on one traffic.
 
@@ -50,13 +49,16 @@ def read_scenario_file(path: Path, recorded_days: float) -> Scenario:
     return read_scenario_text(*read_input(path), lambda: recorded(recorded_days))
 
 
-def read_input(scenario: Path) -> tuple[str, Path]:
-    """Return the text of a file, or of standard input for "-", and the folder its names stand for."""
+def read_input(scenario: Path, most: int = MAX_BYTES) -> tuple[str, Path]:
+    """Return the text of a file, or of standard input for "-", and the folder its names stand for.
+
+    Of a text longer than `most` characters one more is returned, for the reader to refuse.
+    """
     if str(scenario) == "-":
-        return sys.stdin.read(MAX_BYTES + 1), Path()
+        return sys.stdin.read(most + 1), Path()
     try:
         with scenario.open(encoding="utf-8") as handle:
-            return handle.read(MAX_BYTES + 1), scenario.parent
+            return handle.read(most + 1), scenario.parent
     except OSError as exc:
         raise InvalidInput(f"{scenario} cannot be read: {exc.strerror}", field="SCENARIO") from exc
     except UnicodeDecodeError as exc:

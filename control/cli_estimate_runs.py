@@ -17,20 +17,20 @@ from types import FrameType
 
 import click
 
-from control.cli_estimate_run import recorded
+from control.cli_estimate_run import read_input, recorded
 from control.cli_session import me, transaction
 from control.comparison_documents import Comparable, from_link, read_comparison
 from control.database import make_engine, require_head
 from control.database_url import resolve_dsn
 from control.estimate_runs import Precision, RunView, cancel, enqueue, run_of, runs
-from control.estimate_scenarios import MAX_BYTES, json_object
+from control.estimate_scenarios import json_object
 from control.estimate_traces import keep_trace, remove_trace, stored_traffic, traces
 from control.estimate_worker import Worker
+from control.finite import FiniteRange
 from control.rate_profile_files import RECORDED, file_profile
 from control.settings import load_settings
 from fleet import logs
 from fleet.clock import SystemClock
-from fleet.errors import InvalidInput
 
 
 @click.command("runs")
@@ -68,10 +68,7 @@ def start(
 
     DOCUMENT is a comparison as JSON; its traffic is a bundled one or one of `estimate traces`.
     """
-    try:
-        text = document.read_bytes()[: MAX_BYTES + 1].decode()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{document} cannot be read", field="DOCUMENT") from exc
+    text, _ = read_input(document)
     precision, clock = Precision(replications, seed, slots, cv2), SystemClock()
     with transaction() as session:
         ready: Comparable = read_comparison(
@@ -136,7 +133,7 @@ def list_traces(as_json: bool) -> None:
 
 @trace_group.command("add")
 @click.argument("what", metavar="FILE|recorded")
-@click.option("--days", type=click.FloatRange(0.01, 30), default=7, show_default=True, help="If recorded.")
+@click.option("--days", type=FiniteRange(0.01, 30), default=7, show_default=True, help="If recorded.")
 def add_trace(what: str, days: float) -> None:
     """Keep the traffic of FILE (CSV, compressed or not, or Parquet), or of the gateways' last days."""
     profile = recorded(days) if what == RECORDED else file_profile(Path(what))

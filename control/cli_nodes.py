@@ -14,6 +14,7 @@ import click
 
 from control import commands_discovery, commands_fleet
 from control.cli_session import me, transaction
+from control.finite import FiniteRange
 from control.queries_discovery import GpuView, PageView, node_gpus, node_pages
 from control.queries_nodes import NodeRowView, node_table
 from control.queries_pools import PoolView, pool_table
@@ -202,9 +203,7 @@ def pools() -> None:
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM was started.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), help="As vLLM was started.")
 @click.option("--chunked-prefill/--no-chunked-prefill", default=None, help="As vLLM was started.")
-@click.option(
-    "--service-rate", type=click.FloatRange(0, min_open=True), help="Requests/s a node can finish."
-)
+@click.option("--service-rate", type=FiniteRange(0, min_open=True), help="Requests/s a node can finish.")
 @click.option("--service-rate-source", help="Where that figure comes from.")
 def add_pool(
     name: str,

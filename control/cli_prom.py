@@ -21,6 +21,7 @@ from control.cli_session import me, transaction
 from control.database import make_engine, require_head, session_scope
 from control.database_url import resolve_dsn
 from control.fetch import open_session
+from control.finite import FiniteRange
 from control.fleet_facts import load_fleet
 from control.promsource import PromClient, SourceSettings
 from control.promsource_backfill import Backfiller, begin
@@ -212,7 +213,7 @@ def _registered(source: str, found: list[TargetView], pool: str) -> list[TargetV
 @click.argument("name")
 @click.option("--from", "since", required=True, type=_TIME, help="Beginning, UTC: 2026-03-01T00:00.")
 @click.option("--to", "until", required=True, type=_TIME, help="End, UTC; at least two minutes ago.")
-@click.option("--period", type=click.FloatRange(1, 300), help="Seconds a round (default: as set).")
+@click.option("--period", type=FiniteRange(1, 300), help="Seconds a round (default: as set).")
 def backfill(name: str, since: datetime, until: datetime, period: float | None) -> None:
     """Read history of the nodes of source NAME. A run that was ended goes on where it stopped.
 

@@ -1,7 +1,8 @@
 """Scenarios for `rhodeck estimate run`: one strategy on one traffic, as a JSON object.
 
 Keys: `profile` (A, B, C, D, `recorded`, or a file), `params` (the strategy, see `fleet.strategies`), and
-optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`. Prevents: a misspelt key that silently
+optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`, and `tiers` with their shares of requests,
+which only the real gate heeds. Prevents: a misspelt key that silently
 means its default.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from control.rate_profile_files import BUNDLED, RECORDED, bundled_profile, file_
 from fleet.errors import InvalidInput
 from fleet.fluid import simulate
 from fleet.month_result import MonthResult, NodeClass
+from fleet.outcomes import Tier
 from fleet.rate_profiles import RateProfile
 from fleet.strategies import Strategy, read_strategy
 
@@ -26,7 +28,9 @@ MAX_BYTES = 1_000_000
 MAX_DIGITS = 18
 MAX_PATH = 1_000
 SLO_WAIT_S = 2.0
-_KEYS = ("profile", "params", "mu", "price", "tokens_in", "tokens_out", "slo_wait_s")
+TIER_SHARES: Mapping[Tier, float] = {Tier.INTERACTIVE: 0.6, Tier.BATCH: 0.3, Tier.BEST_EFFORT: 0.1}
+_KEYS = ("profile", "params", "mu", "price", "tokens_in", "tokens_out", "slo_wait_s", "tiers")
+_NODE_KEYS = ("mu", "price", "tokens_in", "tokens_out", "slo_wait_s")
 #: These may also stand in `params`, as in the published comparison table.
 _NODE_PARAMS = ("mu", "price")
 
@@ -39,6 +43,7 @@ class Scenario:
     strategy: Strategy
     node: NodeClass
     slo_wait_s: float
+    tiers: Mapping[Tier, float] = field(default_factory=lambda: TIER_SHARES)
 
     def run(self) -> MonthResult:
         """Simulate 720 hours."""
@@ -54,12 +59,20 @@ def read_scenario_text(text: str, folder: Path, recorded: Callable[[], RateProfi
 
 
 def json_object(text: str, name: str) -> dict[str, Any]:
-    """Return the object in a JSON text of at most a million characters, in which no key stands twice.
+    """Return the object in a JSON text, under the bounds of `json_value`."""
+    document = json_value(text, name)
+    if not isinstance(document, dict):
+        raise InvalidInput(f"{name} is not a JSON object", field="SCENARIO")
+    return cast("dict[str, Any]", document)
 
-    Numbers are finite, texts are Unicode (no half of a surrogate pair).
+
+def json_value(text: str, name: str, most: int = MAX_BYTES) -> Any:
+    """Return what is in a JSON text of at most `most` characters, in which no key stands twice.
+
+    Whole numbers have at most 18 digits, NaN and Infinity are refused, texts are Unicode.
     """
-    if len(text) > MAX_BYTES:
-        raise InvalidInput(f"{name} has over {MAX_BYTES:,} characters", field="SCENARIO")
+    if len(text) > most:
+        raise InvalidInput(f"{name} has over {most:,} characters", field="SCENARIO")
     try:
         document: Any = json.loads(
             text, object_pairs_hook=_once, parse_constant=_no_constant, parse_int=_whole
@@ -67,9 +80,7 @@ def json_object(text: str, name: str) -> dict[str, Any]:
         json.dumps(document, ensure_ascii=False).encode()
     except (json.JSONDecodeError, RecursionError, UnicodeEncodeError) as exc:
         raise InvalidInput(f"{name} is not JSON: {exc}", field="SCENARIO") from exc
-    if not isinstance(document, dict):
-        raise InvalidInput(f"{name} is not a JSON object", field="SCENARIO")
-    return cast("dict[str, Any]", document)
+    return document
 
 
 def _no_constant(text: str) -> float:
@@ -105,7 +116,7 @@ def read_scenario(
             "/params is missing", field="/params", hint='Describe the strategy, as {"n": 5, "D": 1.5}'
         )
     params = dict(cast("dict[str, Any]", params))
-    values: dict[str, Any] = {key: document[key] for key in _KEYS[2:] if document.get(key) is not None}
+    values: dict[str, Any] = {key: document[key] for key in _NODE_KEYS if document.get(key) is not None}
     for key in _NODE_PARAMS:
         if key in params:
             if key in values and values[key] != params[key]:
@@ -124,7 +135,23 @@ def read_scenario(
         tokens_in=_number(values, "tokens_in", defaults.tokens_in),
         tokens_out=_number(values, "tokens_out", defaults.tokens_out),
     )
-    return Scenario(profile, strategy, node, _number(values, "slo_wait_s", SLO_WAIT_S))
+    tiers = _tiers(document.get("tiers", TIER_SHARES))
+    return Scenario(profile, strategy, node, _number(values, "slo_wait_s", SLO_WAIT_S), tiers)
+
+
+def _tiers(given: Any) -> Mapping[Tier, float]:
+    hint = 'Give each tier\'s share of requests, as {"interactive": 0.6, "batch": 0.4}'
+    if not isinstance(given, Mapping) or not given:
+        raise InvalidInput(f"/tiers is {given!r}"[:200], field="/tiers", hint=hint)
+    named = dict(cast("Mapping[str, Any]", given))
+    unknown = next((name for name in named if name not in tuple(Tier)), None)
+    if unknown is not None:
+        raise InvalidInput(f"there is no tier {unknown[:40]!r}", field="/tiers", hint=hint)
+    shares = {Tier(name): _number(named, name, 0.0) for name in named}
+    total = sum(shares.values())
+    if min(shares.values()) < 0 or not 0.99 <= total <= 1.01:
+        raise InvalidInput(f"the shares in /tiers add up to {total:g}", field="/tiers", hint=hint)
+    return shares
 
 
 def _number(values: Mapping[str, Any], key: str, default: float) -> float:

@@ -29,6 +29,7 @@ QUOTA_SHARE = 0.85
 #: Fewer sequences for at most this much less goodput: shorter gaps between tokens, less KV.
 NEAR_BEST = 0.03
 MAX_BATCH = 4096
+LONGEST_STEP_S = 1e7  # of a fixed part, or for each sequence
 _PROMPTS, _PHASES, _WAITS = 16, 4, 24  # points of the grids
 _STATES = 64  # states of the chain that are told apart
 _HALVINGS = 26
@@ -56,7 +57,9 @@ class EngineModel:
             value = getattr(self, name)
             if not 0 <= value < 1e3:
                 raise InvalidInput(f"{name} is {value:g}", field=name, hint="0 or more")
-        if self.curve.intercept_s <= 0 or self.curve.slope_s < 0 or self.curve.last_slope_s < 0:
+        curve = self.curve
+        is_growing = 0 < curve.intercept_s < LONGEST_STEP_S and 0 <= curve.slope_s < LONGEST_STEP_S
+        if not is_growing or not 0 <= curve.last_slope_s < LONGEST_STEP_S:
             raise InvalidInput("the step time must grow from above 0", field="curve", hint="alpha > 0")
 
     def throughput(self, batch: float) -> float:

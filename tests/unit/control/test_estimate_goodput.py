@@ -65,6 +65,8 @@ def test_today_and_an_overload_are_printed() -> None:
     [
         (["--engine", "nobody", "--fit", "FIT"], "The file has: none, e1"),
         (["--fit", "MISSING"], "cannot be read"),
+        (["--fit", "/dev/zero"], "has over 10,000,000 characters"),
+        (["--fit", "ENDLESS"], "alpha is inf"),
         (["--alpha-ms", "12"], "m is not given"),
         (["--alpha-ms", "12", "--m-ms", "0.01", "--gamma-us", "100"], "Give fewer us a prompt token"),
     ],
@@ -72,7 +74,9 @@ def test_today_and_an_overload_are_printed() -> None:
 def test_what_has_no_answer_is_refused_in_words(
     tmp_path: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {"FIT": str(fitted(tmp_path)), "MISSING": str(tmp_path / "missing.json")}
+    files = {name: str(tmp_path / f"{name}.json") for name in ("MISSING", "ENDLESS")}
+    files["FIT"] = str(fitted(tmp_path))
+    Path(files["ENDLESS"]).write_text('[{"engine": "e", "alpha": 1e999, "m": 0.001}]')
     with pytest.raises(SystemExit) as ended:
         main(["estimate", "goodput", *(files.get(one, one) for one in arguments)])
     assert ended.value.code == 1
