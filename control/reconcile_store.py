@@ -138,7 +138,7 @@ def _is_same(before: Known, after: Known) -> bool:
 def _seconds(before: datetime | None, after: datetime | None) -> float:
     if before is None or after is None:
         return 0.0 if before is after else CONFIRMED_EVERY_S
-    return (after - before).total_seconds()
+    return abs((after - before).total_seconds())  # a clock that was set back is news
 
 
 def record(deps: Deps, epoch: int, known: Mapping[str, Known], acks: Sequence[Ack]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from control.assignments import build, encode
 from control.conditions import Known
-from control.reconcile_store import Place
+from control.reconcile_store import Place, news
 from control.reconcile_turns import AT_LEAST, TURNS, due, is_settled
 from fleet.policy import default_policy
 
@@ -54,6 +54,22 @@ def test_every_settled_gateway_is_asked_within_as_many_passes_as_there_are_turns
         places = [known(place, tried_at=now) if place.name in turn else place for place in places]
     assert len(asked) >= 200
     assert set(asked) == {place.name for place in places}
+
+
+def test_a_clock_set_back_an_hour_stops_nobody_from_being_asked() -> None:
+    back, places, asked = NOW - timedelta(hours=1), fleet(200), set[str]()
+    for number in range(TURNS):
+        now = back + number * PASS
+        turn = {place.name for place in due(places, EPOCH, now)}
+        first = [place for place in places if place.name in turn - asked]
+        after = {place.name: replace(place.known, tried_at=now) for place in first}
+        assert news(first, after) == after  # and is written
+        asked |= turn
+        places = [known(place, tried_at=now) if place.name in turn else place for place in places]
+    assert asked == {place.name for place in places}
+    silent = known(fleet(1)[0], condition="unreachable", retry_at=NOW + 30 * PASS)
+    assert due([silent], EPOCH, back) == [silent]  # not for an hour
+    assert due([silent], EPOCH, NOW + PASS) == []
 
 
 def test_a_small_fleet_is_asked_whole() -> None:
