@@ -390,6 +390,27 @@ def test_a_receiver_that_repeats_what_it_was_sent_puts_no_token_on_record(house:
     asyncio.run(run())
 
 
+def test_a_successor_whose_clock_is_behind_renews_what_is_open_all_the_same(house: House) -> None:
+    """Else an Alertmanager takes the alert for over after a quarter of an hour without word."""
+
+    async def run() -> None:
+        async with listening(Receiver()) as receiver:
+            house.add("am", receiver.url, kind="alertmanager")
+            house.rounds(60, frozen())
+            async with house.leader() as courier:
+                await courier.tick()
+            told = len(receiver.got)
+            assert told > 0
+            house.clock = ManualClock(house.clock.now() - timedelta(minutes=50))
+            async with house.leader("b") as courier:
+                await courier.tick()
+                assert len(receiver.got) == told + 1
+                await courier.tick()
+                assert len(receiver.got) == told + 1  # and by its own clock not more often than before
+
+    asyncio.run(run())
+
+
 def test_a_name_that_stands_for_a_metadata_address_is_not_called(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
