@@ -80,6 +80,7 @@ def import_file(
             month=month,
             rate=known,
             given=given,
+            assigned=_pairs(assigned),
             file_name=file.name,
             actor=me(),
             now=now,

@@ -76,6 +76,7 @@ def read_invoice(body: bytes, given: FileMapping) -> InvoiceFile:
     lines = tuple(reader.line(number, row) for number, row in rows[1:] if any(map(str.strip, row)))
     if not lines:
         raise InvalidInput("the file has a header and no lines", hint="Give the whole invoice")
+    _require_no_total(lines)
     return InvoiceFile(
         replace(reader.mapping, decimal=reader.mark, dates=reader.order),
         _currency(reader.texts("currency", rows[1:])),
@@ -155,6 +156,19 @@ class _Reader:
 
 def _at(number: int, column: str, exc: InvalidInput) -> InvalidInput:
     return InvalidInput(f"row {number}, {column[:60]!r}: {exc.message}", hint=exc.hint, field=column[:60])
+
+
+def _require_no_total(lines: Sequence[FileLine]) -> None:
+    """Refuse a last row that has no day, where others have one, and sums the rows before it up."""
+    *others, last = lines
+    is_apart = last.day is None and any(line.day is not None for line in others)
+    total = sum((line.amount for line in others), Decimal(0))
+    if len(others) > 1 and is_apart and last.amount == total != 0:
+        raise InvalidInput(
+            f"row {last.number} is the total of the rows before it ({total:f})",
+            hint="Leave out rows that are no charges, such as totals and footers",
+            field="amount",
+        )
 
 
 def _decoded(body: bytes) -> tuple[str, str]:

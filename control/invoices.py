@@ -119,23 +119,25 @@ def import_invoice(
     file_name: str,
     actor: Actor,
     now: datetime,
+    assigned: Mapping[str, str] | None = None,
     note: str = "",
 ) -> Imported:
     """Make `file`, read from `body`, the provider's invoice of its month; save how it was read.
 
-    `given` is the mapping as asked for, `month` None the one its days are of. The same content again
-    changes nothing. Joins the caller's transaction. Raises InvalidInput, Conflict, Forbidden.
+    `given` is the mapping as asked for, `month` None the one its days are of. Labels in `assigned` join
+    those the provider has; those of `given` may be older and are not taken. The same content again changes
+    nothing. Joins the caller's transaction. Raises InvalidInput, Conflict, Forbidden.
     """
     require(actor, Permission.CLOSE_MONTHS)
     provider = checked_provider(provider)
     name = _month_of_lines(file, month)
     _require_note(note)
-    session.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"invoice {provider} {name}"))))
+    _lock(session, provider)
     sha256 = hashlib.sha256(body).hexdigest()
     before = _newest(session, provider, name)
     _refuse_other_month(session, provider, name, sha256)
     is_same = before is not None and _identity(before) == (sha256, _read_as(file.mapping), rate)
-    _save_mapping(session, provider, file.mapping, given, actor, now)
+    _save_mapping(session, provider, file.mapping, given, assigned or {}, actor, now)
     if is_same and before is not None:
         return Imported(before, False, None)
     row = InvoiceRow(
@@ -178,7 +180,8 @@ def assign_labels(
     InvalidInput, Forbidden.
     """
     require(actor, Permission.CLOSE_MONTHS)
-    row = session.get(InvoiceMappingRow, checked_provider(provider))
+    _lock(session, checked_provider(provider))
+    row = session.get(InvoiceMappingRow, provider, populate_existing=True)
     if row is None:
         raise NotFound(f"{provider} has no invoice yet", hint="Import one first")
     known = FileMapping.of_json(row.mapping)
@@ -271,12 +274,25 @@ def _read_as(mapping: FileMapping) -> FileMapping:
     return replace(mapping, classes={})
 
 
+def _lock(session: Session, provider: str) -> None:
+    """Let nobody else import or assign of this provider until the transaction ends."""
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"invoice {provider}"))))
+
+
 def _save_mapping(
-    session: Session, provider: str, read: FileMapping, given: FileMapping, actor: Actor, now: datetime
+    session: Session,
+    provider: str,
+    read: FileMapping,
+    given: FileMapping,
+    assigned: Mapping[str, str],
+    actor: Actor,
+    now: datetime,
 ) -> None:
     """Keep columns and labels; how numbers and days are written only where somebody said so."""
-    kept = replace(read, decimal=given.decimal, dates=given.dates, classes=checked_classes(given.classes))
-    row = session.get(InvoiceMappingRow, provider)
+    row = session.get(InvoiceMappingRow, provider, populate_existing=True)
+    known = FileMapping() if row is None else FileMapping.of_json(row.mapping)
+    classes = checked_classes({**known.classes, **assigned})
+    kept = replace(read, decimal=given.decimal, dates=given.dates, classes=classes)
     if row is None:
         row = InvoiceMappingRow(provider=provider, mapping={}, updated_at=now, updated_by=actor.name)
         session.add(row)

@@ -21,9 +21,15 @@ DateOrder = Literal["ymd", "mdy", "dmy"]
 MAX_AMOUNT = Decimal(10) ** 12
 _MAX_CHARACTERS = 60
 _PLACES = Decimal("1e-10")
-#: Signs and letters of currencies around a number, and what stands between its thousands besides . and ,
-_AROUND = re.compile(r"^[A-Za-z$\u20ac\u00a3\u00a5]{0,4}\s*|\s*[A-Za-z$\u20ac\u00a3\u00a5]{0,4}$")
-_BETWEEN = str.maketrans("", "", " \u00a0\u202f\u2009'\u2019")
+#: What may stand before and behind a number: a currency's code or sign, and the unit hour. Never a word
+#: that multiplies it, such as k, M or Mio.
+_SIGN = "[$\u20ac\u00a3\u00a5\u20b9]"
+_CODE = "(?!MIO|MRD|TSD|MLN|BLN)[A-Z]{3}"
+_BEFORE = re.compile(rf"(?:{_CODE}|[A-Z]{{0,2}}{_SIGN})\s*")
+_BEHIND = re.compile(rf"\s*(?:{_CODE}|{_SIGN}|[Hh](?:(?:ou)?rs?)?)$")
+#: Thousands set apart by blanks or apostrophes, one before every three digits.
+_BETWEEN = " \u00a0\u202f\u2009'\u2019"
+_SET_APART = re.compile(rf"[0-9]{{1,3}}(?:[{_BETWEEN}][0-9]{{3}})+(?![0-9])[^{_BETWEEN}]*")
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<body>[0-9.,]*[0-9][0-9.,]*)(?P<power>[eE][+-]?[0-9]{1,2})?")
 _DAY = re.compile(
     r"(?P<a>[0-9]{1,4})(?P<sep>[-/.])(?P<b>[0-9]{1,2})(?P=sep)(?P<c>[0-9]{1,4})(?:[T ]\s*(?P<time>.*))?"
@@ -174,23 +180,32 @@ def _order_proof(found: re.Match[str]) -> DateOrder | None:
 
 
 def _bare(text: str) -> tuple[str, bool]:
-    """Return the number without currency, spaces and brackets, and whether they made it negative."""
-    bare = text.strip()[: _MAX_CHARACTERS + 1]
+    """Return the number without currency, blanks and brackets, and whether brackets made it negative.
+
+    "" for what is no number: a sign within brackets, and blanks that set no thousands apart.
+    """
+    bare = text.strip()[: _MAX_CHARACTERS + 1].replace("\u2212", "-")
     if len(bare) > _MAX_CHARACTERS:
         return "", False
-    bare = bare.replace("\u2212", "-")
-    negative = bare.startswith("(") and bare.endswith(")")
-    if negative:
-        bare = bare[1:-1]
+    is_bracketed = bare.startswith("(") and bare.endswith(")")
+    if is_bracketed:
+        bare = bare[1:-1].strip()
     sign = ""
     if bare[:1] in ("+", "-"):
+        sign, bare = bare[0], bare[1:].lstrip()
+    elif bare.endswith("-"):
+        sign, bare = "-", bare[:-1].rstrip()
+    ahead = _BEFORE.match(bare)
+    bare = _BEHIND.sub("", bare[ahead.end() if ahead else 0 :]).strip()
+    if not sign and bare[:1] in ("+", "-"):  # $-5
         sign, bare = bare[0], bare[1:]
-    if bare.endswith("-") and not sign:
-        sign, bare = "-", bare[:-1]
-    bare = _AROUND.sub("", bare).translate(_BETWEEN)
-    if sign and bare[:1] in ("+", "-"):
+    if any(mark in bare for mark in _BETWEEN):
+        if not _SET_APART.fullmatch(bare):
+            return "", False
+        bare = "".join(c for c in bare if c not in _BETWEEN)
+    if (is_bracketed and sign) or bare[:1] in ("+", "-"):
         return "", False
-    return sign + bare, negative
+    return sign + bare, is_bracketed
 
 
 def _body(text: str) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -294,3 +296,42 @@ def test_the_command_line_imports_shows_and_tells_how_it_read(
     assert "is not a file" in capsys.readouterr().err
     run([*importing, "--map", "amount=Preis"], code=1)
     assert "no column 'Preis'" in capsys.readouterr().err
+
+
+def test_first_invoices_of_two_months_at_once_are_both_imported(books: FreshDatabase) -> None:
+    """A provider's mapping is one row, which both would make."""
+    both, never = threading.Barrier(2), threading.Event()
+
+    def run(month: str) -> bool:
+        body = INVOICE.replace(b"2026-03-", month.encode() + b"-")
+        with session_scope(books.engine) as session:
+            session.execute(select(1))
+            both.wait(60)
+            made = take(session, body)
+            never.wait(0.2)  # the first holds its transaction open, so that the other meets it
+            return made.is_new
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, ("2026-02", "2026-03"))) == [True, True]
+    with session_scope(books.engine) as session:
+        assert {each.month for each in book.invoices(session)} == {"2026-02", "2026-03"}
+
+
+def test_a_label_assigned_while_a_file_is_looked_at_stays_assigned(books: FreshDatabase) -> None:
+    with session_scope(books.engine) as session:
+        take(session)
+    with session_scope(books.engine) as session:
+        before = book.saved_mapping(session, "aws")  # what a page shows beside the file
+        with session_scope(books.engine) as other:
+            book.assign_labels(other, "aws", {"Support": "other"}, actor=FAY, now=NOW)
+        take(session, INVOICE.replace(b"99.00", b"98.00"), given=before)
+    with session_scope(books.engine) as session:
+        assert book.saved_mapping(session, "aws").classes == {"Support": "other"}
+
+
+def test_a_total_in_the_last_row_is_not_one_more_charge() -> None:
+    total = b",Total,,,2155.00,USD\r\n"  # 672 + 700 + 684 + 99
+    with pytest.raises(InvalidInput, match="row 6 is the total of the rows before it"):
+        read_invoice(INVOICE + total, FileMapping())
+    tax = total.replace(b"2155.00", b"409.45")
+    assert len(read_invoice(INVOICE + tax, FileMapping()).lines) == 5

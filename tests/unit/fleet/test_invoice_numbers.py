@@ -31,6 +31,11 @@ KOLKATA = ZoneInfo("Asia/Kolkata")
         ("\u22125", ".", "-5"),
         ("-$5.25", ".", "-5.25"),
         ("USD 7", ".", "7"),
+        ("US$ 7", ".", "7"),
+        ("$-5.25", ".", "-5.25"),
+        ("- 5.25 EUR", ".", "-5.25"),
+        ("1 234 567,5 EUR", ",", "1234567.5"),
+        ("24 hrs", ".", "24"),
         ("1.0E-7", ".", "0.0000001"),
         (".5", ".", "0.5"),
         ("0", ",", "0"),
@@ -45,6 +50,9 @@ def test_amounts_as_invoices_write_them(text: str, mark: str, amount: str) -> No
     [
         "", "-", "=1+1", "=cmd|' /C calc'!A0", "+-5", "1.2.3", "1,23.4", "12,3456", "NaN", "Infinity",
         "1e99", "0x10", "\u0661\u0662", "1" * 400, "12 USD 5", "9999999999999999",
+        # a sign twice, two numbers in a cell, and units that would be a thousand times as much
+        "(-12.00)", "(12.00-)", "10 20", "1 2", "5'6", "1  234",
+        "1.5k", "2M", "1.5 Mio", "3 MIO", "5e", "4 d",
     ],
 )  # fmt: skip
 def test_what_is_no_amount_is_refused(text: str) -> None:
