@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -166,8 +166,6 @@ def _forecast(
         if first is None
         else [float(days.get(first + timedelta(days=n), 0)) for n in range((last - first).days + 1)]
     )
-    tomorrow = _midnight(today + timedelta(days=1), zone)
-    length = tomorrow - _midnight(today, zone)
     try:
         return (
             forecast(
@@ -175,7 +173,7 @@ def _forecast(
                 last,
                 spent=float(spent),
                 today=today,
-                today_left=(tomorrow - now) / length,
+                today_left=part_left(today, zone, now),
                 month_end=(month.end - timedelta(seconds=1)).astimezone(zone).date(),
             ),
             "",
@@ -184,8 +182,15 @@ def _forecast(
         return None, why.message
 
 
+def part_left(today: date, zone: ZoneInfo, now: datetime) -> float:
+    """Return the part of `today`, of 23 to 25 hours in `zone`, that is still to come (0..1)."""
+    start, end = _midnight(today, zone), _midnight(today + timedelta(days=1), zone)
+    return (end - now) / (end - start)
+
+
 def _midnight(day: date, zone: ZoneInfo) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=zone)
+    """Return the instant in UTC: times of one zone are subtracted by their clocks, not by what passed."""
+    return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
 
 
 @dataclass(frozen=True, slots=True)
