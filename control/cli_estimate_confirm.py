@@ -40,7 +40,13 @@ _SHOWN = {
 @click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
 @click.option("--slots", type=click.IntRange(1, 100_000), default=36, show_default=True, help="A node's.")
 @click.option("--cv2", type=FiniteRange(0, 100), default=0.6, show_default=True, help="Of service.")
-@click.option("--days", type=FiniteRange(0.01, 62), default=7, show_default=True, help="If recorded.")
+@click.option("--gate", "with_gate", is_flag=True, help="Through the gateway's own gate as well.")
+@click.option("--kv-tokens", type=click.IntRange(1, 10**12), help="KV cache of a node; with --gate.")
+@click.option(
+    "--days",
+    type=FiniteRange(0.01, 62),
+    help="Of `recorded` (7 unless said); with --gate the days to simulate (30 unless said).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def confirm(
     scenario: Path,

@@ -25,7 +25,9 @@ from control.roles import Actor, Permission, require
 from control.tables import EstimateRunRow
 from fleet.comparison import Candidate
 from fleet.errors import Conflict, InvalidInput, NotFound
-from fleet.fluid import DAY_BINS, MONTH_BINS
+from fleet.fluid import BIN_S, DAY_BINS, MONTH_BINS
+from fleet.gate_month import GateRules, GateRun
+from fleet.outcomes import Tier
 from fleet.rate_profiles import RateProfile
 from fleet.simulate import EventRun, ServiceModel
 
@@ -34,6 +36,8 @@ MAX_WAITING = 24
 MAX_REPLICATIONS = 20
 #: A month of more requests takes a day's arrays past a gigabyte, and minutes each.
 MAX_REQUESTS = 300_000_000
+#: The real gate decides on some 40,000 a second: a month of the guide's traffic is 31 million.
+MAX_GATE_REQUESTS = 100_000_000
 #: What of a comparison a run depends on.
 _INPUTS = (
     "traffic", "mean_rps", "mu", "price", "reserved_price", "tokens_in", "tokens_out", "slo_wait_s", "tiers"
@@ -42,20 +46,30 @@ _INPUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a month is simulated: seeds from `seed` on, slots of a node, spread of service times."""
+    """How a month is simulated: seeds from `seed` on, slots of a node, spread of service times.
+
+    With `gate_days` so many days go through the real gate, whose nodes hold `kv_tokens` (None: plenty).
+    """
 
     replications: int = 3
     seed: int = 1
     slots: int = 36
     squared_cv: float = 0.6
+    gate_days: int | None = None
+    kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
+        bounds = [
             ("replications", self.replications, 1, MAX_REPLICATIONS),
             ("seed", self.seed, 0, 2**31),
             ("slots", self.slots, 1, 100_000),
             ("squared_cv", self.squared_cv, 0, 100),
-        ):
+        ]
+        if self.gate_days is not None:
+            bounds.append(("gate_days", self.gate_days, 1, DAYS))
+        if self.kv_tokens is not None:
+            bounds.append(("kv_tokens", self.kv_tokens, 1, 10**12))
+        for name, value, low, high in bounds:
             if isinstance(value, bool) or not low <= value <= high:
                 raise InvalidInput(
                     f"{name} is {value!r}"[:200], field=name, hint=f"Give {low:g} to {high:g}"
@@ -86,10 +100,16 @@ class RunView:
         """Say whether it waits or runs."""
         return self.state in ("queued", "running")
 
+    def left_s(self, now: datetime) -> float | None:
+        """Return about how long it still takes at the pace so far; None before a day is done."""
+        if self.state != "running" or self.started_at is None or not self.days_done:
+            return None
+        return (now - self.started_at).total_seconds() / self.days_done * (self.days - self.days_done)
+
 
 def run_spec(ready: Comparable, candidate: Candidate, precision: Precision) -> dict[str, Any]:
     """Return everything a run depends on."""
-    return {
+    spec = {
         **{key: ready.document[key] for key in _INPUTS},
         "strategy": as_params(candidate),
         "replications": precision.replications,
@@ -97,6 +117,14 @@ def run_spec(ready: Comparable, candidate: Candidate, precision: Precision) -> d
         "slots": precision.slots,
         "cv2": precision.squared_cv,
     }
+    if precision.gate_days is not None:
+        spec["gate"] = {"days": precision.gate_days, "kv_tokens": precision.kv_tokens}
+    return spec
+
+
+def days_of(spec: Mapping[str, Any]) -> int:
+    """Return the days of one replication."""
+    return int(spec["gate"]["days"]) if "gate" in spec else DAYS
 
 
 def spec_hash(spec: Mapping[str, Any]) -> str:
@@ -132,7 +160,8 @@ def enqueue(
             hint=f"At most {MAX_REQUESTS:,}: scale the traffic and the nodes' mu down by the same factor",
         )
     spec = run_spec(ready, candidate, precision)
-    event_run(spec, month, ready, precision.seed)  # what cannot run is refused now
+    _check_gate(spec, month)
+    simulation(spec, month, ready, precision.seed)  # what cannot run is refused now
     r, sha256 = EstimateRunRow, spec_hash(spec)
     live = select(r.id).where(r.sha256 == sha256, r.state.in_(("queued", "running", "done")))
     found = session.scalars(live).one_or_none()
@@ -146,7 +175,7 @@ def enqueue(
         strategy=candidate.name,
         spec=spec,
         state="queued",
-        days=DAYS * precision.replications,
+        days=days_of(spec) * precision.replications,
         created_at=now,
         created_by=actor.name,
     )
@@ -159,13 +188,25 @@ def enqueue(
     return row.id
 
 
-def event_run(
+def _check_gate(spec: Mapping[str, Any], month: NDArray[np.float64]) -> None:
+    if "gate" not in spec:
+        return
+    requests = float(month[: days_of(spec) * DAY_BINS].sum()) * BIN_S * spec["replications"]
+    if requests > MAX_GATE_REQUESTS:
+        raise InvalidInput(
+            f"{requests:,.0f} requests would go through the real gate",
+            field="gate_days",
+            hint=f"At most {MAX_GATE_REQUESTS:,}: fewer days or replications, or a smaller traffic",
+        )
+
+
+def simulation(
     spec: Mapping[str, Any], month: NDArray[np.float64], ready: Comparable, seed: int
-) -> EventRun:
+) -> EventRun | GateRun:
     """Return the simulation of one month of a run. Raises InvalidInput for what cannot be simulated."""
     name = spec["strategy"]["name"]
-    return EventRun(
-        month,
+    events = EventRun(
+        month[: days_of(spec) * DAY_BINS],
         next(one.strategy for one in ready.candidates if one.name == name),
         ready.node,
         ServiceModel(spec["slots"], spec["cv2"]),
@@ -173,6 +214,12 @@ def event_run(
         spec["slo_wait_s"],
         keeps_waits=False,
     )
+    if "gate" not in spec:
+        return events
+    shares = dict.fromkeys(Tier, 0.0)
+    for flow in ready.flows:
+        shares[Tier(flow.tier)] += flow.share
+    return GateRun(events, GateRules(shares, kv_tokens=spec["gate"]["kv_tokens"]))
 
 
 def comparable(spec: Mapping[str, Any], traffic: Callable[[str], RateProfile]) -> Comparable:

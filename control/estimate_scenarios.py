@@ -1,9 +1,8 @@
 """Scenarios for `rhodeck estimate run`: one strategy on one traffic, as a JSON object.
 
 Keys: `profile` (A, B, C, D, `recorded`, or a file), `params` (the strategy, see `fleet.strategies`), and
-optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`, and `tiers` with their shares of requests,
-which only the real gate heeds. Prevents: a misspelt key that silently
-means its default.
+optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`, and `tiers` with their shares of
+requests, which only the real gate heeds. Prevents: a misspelt key that silently means its default.
 """
 
 from __future__ import annotations

@@ -18,14 +18,15 @@ from sqlalchemy.dialects.postgresql import insert
 
 from control.comparison_documents import Comparable
 from control.database import session_scope
-from control.estimate_runs import DAYS, comparable, event_run, forget_old
+from control.estimate_runs import comparable, days_of, forget_old, simulation
 from control.estimate_traces import stored_traffic
 from control.tables import EstimateRunRow, EstimateSnapshotRow
 from fleet.clock import Clock
-from fleet.comparison import outcome
+from fleet.comparison import cost_usd
 from fleet.errors import FleetError, InvalidInput
-from fleet.fluid import BIN_S
-from fleet.month_result import as_dict
+from fleet.fluid import DAY_BINS
+from fleet.gate_month import GateRun
+from fleet.month_result import MonthResult, as_dict
 from fleet.simulate import EventRun
 from fleet.simulation_snapshot import resume, snapshot
 
@@ -112,30 +113,23 @@ class Worker:
             return True
 
     def _months(self, claimed: Claimed, ready: Comparable) -> bool:
-        spec, months, month = claimed.spec, claimed.months, ready.profile.month()
+        spec, months, days = claimed.spec, claimed.months, days_of(claimed.spec)
+        month = ready.profile.month()[: days * DAY_BINS]
         for seed in range(spec["seed"], spec["seed"] + spec["replications"]):
             if str(seed) in months:
                 continue
-            run = event_run(spec, month, ready, seed)
+            run = simulation(spec, month, ready, seed)
             if claimed.snapshot is not None and claimed.snapshot[0] == seed:
                 self._resume(claimed, run)
-            if not self._days(claimed, run, seed, DAYS * len(months)):
+            if not self._days(claimed, run, seed, days * len(months)):
                 return False
-            found = outcome(
-                ready.candidates[0],
-                run.result(),
-                ready.node,
-                ready.prices.reserved_usd_per_hour,
-                month * BIN_S,
-                ready.flows,
-            )
-            months = {**months, str(seed): as_dict(found.month) | {"cost_usd": found.cost_usd}}
-            if not self._beat(claimed.id, DAYS * len(months), months=months):
+            months = {**months, str(seed): _month(ready, run)}
+            if not self._beat(claimed.id, days * len(months), months=months):
                 return False
         self._end(claimed.id, "done")
         return True
 
-    def _resume(self, claimed: Claimed, run: EventRun) -> None:
+    def _resume(self, claimed: Claimed, run: EventRun | GateRun) -> None:
         kept = claimed.snapshot
         try:
             if kept is not None:
@@ -143,7 +137,7 @@ class Worker:
         except InvalidInput:  # of another release, say: the month begins anew
             log.warning("snapshot does not fit", extra={"run": claimed.id})
 
-    def _days(self, claimed: Claimed, run: EventRun, seed: int, before: int) -> bool:
+    def _days(self, claimed: Claimed, run: EventRun | GateRun, seed: int, before: int) -> bool:
         """Simulate the days left of a month. Return whether it is whole: not cancelled, stopped or lost."""
         saved_s = self.clock.monotonic_s()
         while not run.is_done:
@@ -178,11 +172,11 @@ class Worker:
             self._end(run, "cancelled")
         return is_cancelled is False
 
-    def _save(self, run: int, simulation: EventRun, seed: int) -> None:
+    def _save(self, run: int, standing: EventRun | GateRun, seed: int) -> None:
         values = {
             "seed": seed,
-            "days_done": simulation.days_done,
-            "body": snapshot(simulation),
+            "days_done": standing.days_done,
+            "body": snapshot(standing),
             "saved_at": self.clock.now(),
         }
         r, s = EstimateRunRow, EstimateSnapshotRow
@@ -215,3 +209,23 @@ class Worker:
                 .values(state=state, worker=None, finished_at=self.clock.now(), error=error[:500])
             )
             session.execute(delete(EstimateSnapshotRow).where(EstimateSnapshotRow.run == run))
+
+
+def _month(ready: Comparable, run: EventRun | GateRun) -> dict[str, Any]:
+    """Return what is kept of a simulated month; of the gate's also its tiers, and the events beside it."""
+    found = _totals(ready, run.result())
+    if isinstance(run, GateRun):
+        found["tiers"] = {one.tier.value: one.as_dict() for one in run.tiers()}
+        found["events"] = _totals(ready, run.events.result())
+    return found
+
+
+def _totals(ready: Comparable, month: MonthResult) -> dict[str, Any]:
+    cost = cost_usd(
+        ready.candidates[0],
+        month,
+        ready.node,
+        ready.prices.reserved_usd_per_hour,
+        month.nodes_by_bin.size,
+    )
+    return as_dict(month) | {"cost_usd": cost}

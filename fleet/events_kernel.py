@@ -147,8 +147,12 @@ def interrupt_burst(
     since: Any,
     heap: Any,
     sizes: Any,
-) -> None:
-    """Warm nodes become ready; a node that ran `life_bins` leaves with its share of the busy slots."""
+) -> int:
+    """Warm nodes become ready; a node that ran `life_bins` leaves with its share of the busy slots.
+
+    Returns how many left.
+    """
+    left = 0
     for i in range(state.size):
         if state[i] == WARMING and since[i] <= k:
             state[i], since[i] = RUNNING, k
@@ -158,6 +162,8 @@ def interrupt_burst(
             sizes[BUSY] -= gone  # leaves of the heap: which node holds which request is not modelled
             sizes[LOST] += gone
             slots -= node_slots
+            left += 1
+    return left
 
 
 @compiled
@@ -188,8 +194,13 @@ def run_events(
     billed: Any,
     billed_burst: Any,
     queued: Any,
+    ready: Any,
+    running_burst: Any,
+    interrupted: Any,
 ) -> None:
     """Run bins [first_bin, last_bin). Everything a run remembers is in the arrays, so that it can go on.
+
+    The last three say which nodes serve in a bin, and how many burst nodes were taken away at its start.
 
     `offsets[j]` is the place in `arrivals_s` of the first arrival of bin first_bin + j; `seen_rps[k]` is
     filled with what was counted in bin k. On day one a predictive autoscaler knows `rates_rps`.
@@ -199,7 +210,9 @@ def run_events(
         counts[READY] += pending[k]
         counts[PENDING] -= pending[k]
         before = node_slots * (counts[READY] + np.sum(state == RUNNING))
-        interrupt_burst(k, int(pool[0]), pool[4], node_slots, before, state, since, heap, sizes)
+        interrupted[k] = interrupt_burst(
+            k, int(pool[0]), pool[4], node_slots, before, state, since, heap, sizes
+        )
         first, last = offsets[k - first_bin], offsets[k - first_bin + 1]
         seen_rps[k] = (last - first) / bin_s
         if k % periods[0] == 0:
@@ -211,7 +224,8 @@ def run_events(
                 turn_burst(
                     k, demand, node_rps * counts[READY], float(sizes[QUEUED]), pool, state, since, counts
                 )
-        slots = node_slots * (counts[READY] + np.sum(state == RUNNING))
+        ready[k], running_burst[k] = counts[READY], np.sum(state == RUNNING)
+        slots = node_slots * (ready[k] + running_burst[k])
         start_waiting(now_s, slots, max_wait_s, arrivals_s, services_s, waits_s, heap, sizes)
         for i in range(first, last):
             arrive(i, slots, max_wait_s, arrivals_s, services_s, waits_s, heap, sizes)

@@ -28,7 +28,7 @@ _SHARES = (0.5, 0.95, 0.99, 0.999)
 #: Arrays whose size the inputs decide.
 _FIXED = (
     "counts", "pending", "wishes", "state_of_burst", "since", "heap", "sizes", "seen",
-    "billed", "billed_burst", "queued", "refused",
+    "billed", "billed_burst", "queued", "refused", "ready", "running_burst", "interrupted",
 )  # fmt: skip
 
 
@@ -44,6 +44,17 @@ class ServiceModel:
         mean_s = self.slots / node.service_rate
         variance = math.log1p(self.squared_cv)
         return rng.lognormal(math.log(mean_s) - variance / 2, math.sqrt(variance), count)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Nodes by bin of 10 s, as the controllers made them of counted arrivals."""
+
+    ready: NDArray[np.int64]  # on demand, serving
+    running_burst: NDArray[np.int64]  # spot, serving
+    interrupted: NDArray[np.int64]  # spot, taken away at the start of the bin
+    billed: NDArray[np.float64]  # on demand, those that start included
+    billed_burst: NDArray[np.float64]
 
 
 @dataclass
@@ -81,6 +92,7 @@ class EventRun:
         self._seen = np.zeros(bins)
         self._billed, self._billed_burst, self._queued = np.zeros(bins), np.zeros(bins), np.zeros(bins)
         self._refused = np.zeros(bins)
+        self._ready, self._running_burst, self._interrupted = np.zeros((3, bins), dtype=np.int64)
         self._waits: list[NDArray[np.float32]] = []
         self._tally, self._within = WaitTally(), 0
         self._carried_s, self._carried_service_s = np.zeros(0), np.zeros(0)
@@ -105,12 +117,28 @@ class EventRun:
         """Simulate the next day."""
         if self.is_done:
             return
-        first, last = self._bin, min(self._bin + DAY_BINS, self.rates_rps.size)
-        rng = np.random.default_rng([self.seed, first])
-        per_bin = rng.poisson(self.rates_rps[first:last] * BIN_S)
-        bins_s = np.repeat(np.arange(first, last) * BIN_S, per_bin)
+        self.advance_with(*self.arrivals(self._bin), min(self._bin + DAY_BINS, self.rates_rps.size))
+
+    def arrivals(self, first_bin: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return when the requests of the day from `first_bin` come and how long each holds a slot."""
+        last = min(first_bin + DAY_BINS, self.rates_rps.size)
+        rng = np.random.default_rng([self.seed, first_bin])
+        per_bin = rng.poisson(self.rates_rps[first_bin:last] * BIN_S)
+        bins_s = np.repeat(np.arange(first_bin, last) * BIN_S, per_bin)
         fresh_s = np.sort(bins_s + rng.random(bins_s.size) * BIN_S)
-        self.advance_with(fresh_s, self.service.draw(rng, fresh_s.size, self.node), last)
+        return fresh_s, self.service.draw(rng, fresh_s.size, self.node)
+
+    @property
+    def node_plan(self) -> NodePlan:
+        """Which nodes serve in each bin simulated so far."""
+        done = self._bin
+        return NodePlan(
+            self._ready[:done],
+            self._running_burst[:done],
+            self._interrupted[:done],
+            self._billed[:done],
+            self._billed_burst[:done],
+        )
 
     def advance_with(
         self, arrivals_s: NDArray[np.float64], services_s: NDArray[np.float64], last_bin: int
@@ -152,6 +180,9 @@ class EventRun:
             self._billed,
             self._billed_burst,
             self._queued,
+            self._ready,
+            self._running_burst,
+            self._interrupted,
         )
         head, queued = int(sizes[events_kernel.HEAD]), int(sizes[events_kernel.QUEUED])
         decided = waits_s[:head]

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import io
 import zipfile
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import InvalidInput
-from fleet.simulate import EventRun
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 100_000_000
 
 
-def snapshot(run: EventRun) -> bytes:
+class Resumable(Protocol):
+    """A simulation that can say where it stands, and go on from there."""
+
+    def state(self) -> dict[str, NDArray[Any]]: ...
+    def restore(self, state: dict[str, NDArray[Any]]) -> None: ...
+
+
+def snapshot(run: Resumable) -> bytes:
     """Return where `run` stands."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -31,7 +37,7 @@ def snapshot(run: EventRun) -> bytes:
     return out.getvalue()
 
 
-def resume(run: EventRun, body: bytes) -> None:
+def resume(run: Resumable, body: bytes) -> None:
     """Let a fresh `run` of the same inputs go on from a snapshot. Raises InvalidInput for another's."""
     misfit = InvalidInput("the snapshot does not fit", hint="Start the simulation anew")
     try:

@@ -319,3 +319,95 @@ def test_a_process_that_is_told_to_end_keeps_where_it_stands(database: FreshData
         kept = session.scalars(select(EstimateSnapshotRow)).one()
         months_done = len(left.months)
         assert months_done * DAYS + kept.days_done == left.days_done
+
+
+#: A worker that keeps each day, and stands still in its third: it can only be killed.
+DOOMED = """
+import os, sys, threading
+from control.database import make_engine
+from control.estimate_worker import Worker
+from fleet.clock import SystemClock
+asked = [0]
+def stopping():
+    asked[0] += 1
+    if asked[0] == 4:  # once for the run, then once a day
+        print("stands", flush=True)
+        threading.Event().wait()
+    return False
+Worker(make_engine(os.environ["DATABASE_URL"], pool_size=1), SystemClock(), "doomed", stopping, 0.0).work()
+"""
+#: Four days of 4,000 requests: a slice is a day.
+THROUGH_GATE = Precision(replications=1, slots=2, gate_days=4)
+
+
+def quiet() -> Comparable:
+    return small(mean_rps=0.05, mu=0.0125)
+
+
+def asked_of_gate(database: FreshDatabase) -> int:
+    with session_scope(database.engine) as session:
+        return enqueue(session, quiet(), "five", THROUGH_GATE, actor=ADA, now=NOW)
+
+
+def test_a_killed_run_through_the_real_gate_ends_like_an_unbroken_one(database: FreshDatabase) -> None:
+    run = asked_of_gate(database)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", DOOMED],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": database.dsn, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"stands\n"
+    finally:
+        process.kill()
+        process.communicate()
+    left = seen(database, run)
+    assert (left.state, left.days_done, left.days) == ("running", 2, 4)
+    heir = a_worker(database, "heir")
+    heir.clock = ManualClock(SystemClock().now() + STALE * 2)
+    assert heir.work() == 1
+    with session_scope(database.engine) as session:  # the same inputs, in one go
+        session.execute(update(EstimateRunRow).values(state="failed"))
+    again = asked_of_gate(database)
+    assert again != run
+    assert a_worker(database).work() == 1
+    found = seen(database, run)
+    assert found.months == seen(database, again).months
+    month = found.months["1"]
+    assert month["cost_usd"] == pytest.approx(5 * 28 * 96)  # five nodes, four days
+    assert set(month["tiers"]) == {"interactive", "batch", "best_effort"}
+    assert month["tiers"]["best_effort"]["refused_share"] > month["tiers"]["interactive"]["refused_share"]
+    assert month["events"]["offered"] == month["offered"]  # the same requests
+
+
+def test_a_run_through_the_real_gate_is_cancelled_between_slices_and_bounded(
+    database: FreshDatabase,
+) -> None:
+    run = asked_of_gate(database)
+    worker = a_worker(database)
+    claimed = worker.claim()
+    assert claimed is not None
+    with session_scope(database.engine) as session:
+        cancel(session, run, actor=ADA, now=NOW)
+    worker._run(claimed)
+    assert seen(database, run).state == "cancelled"
+    with session_scope(database.engine) as session:
+        with pytest.raises(InvalidInput, match="gate_days"):
+            Precision(gate_days=31)
+        many = Precision(replications=20, gate_days=30)
+        with pytest.raises(InvalidInput, match="through the real gate"):
+            enqueue(session, small(mean_rps=12, mu=3), "five", many, actor=ADA, now=NOW)
+
+
+def test_the_time_left_is_that_of_the_pace_so_far(database: FreshDatabase) -> None:
+    run = asked(database)
+    worker = a_worker(database)
+    assert worker.claim() is not None
+    with session_scope(database.engine) as session:
+        session.execute(update(EstimateRunRow).values(days_done=10))
+    running = seen(database, run)
+    assert running.left_s(NOW + STALE) == pytest.approx(2 * STALE.total_seconds())  # 20 of 30 are left
+    assert asked(database, "six") != run
+    assert seen(database, run + 1).left_s(NOW) is None
