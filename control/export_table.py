@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from typing import Literal
 
-#: Leading characters a spreadsheet takes for a formula, full-width forms included.
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-#: What a spreadsheet may drop before it looks at the first character.
-_INVISIBLE = " \u00a0\u3000\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\x00"
+#: What begins a formula, once wide, small and raised forms are made plain (NFKC).
+FORMULA_STARTS = frozenset("=+-@")
+_ENDS_OF_CELLS = frozenset("\t\r\n")
+#: Unicode categories of what a spreadsheet may drop before it looks at the first character: blanks,
+#: controls, invisible and unassigned characters, marks without a letter; and blanks that count as letters.
+_DROPPED = frozenset(("Zs", "Zl", "Zp", "Cc", "Cf", "Cn", "Mn", "Me"))
+_FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
+#: What a spreadsheet that separates by semicolons takes for the next cell, and one begun on a new line.
+_INNER = re.compile(r"(?<=[;\r\n])[^;\r\n]+")
 
 PRECISION = 38  # digits of a decimal: what decimal128 holds
 _DIGITS = Context(prec=PRECISION)
@@ -46,12 +53,31 @@ class Table:
 
 
 def neutralised(text: str) -> str:
-    """Return `text` so that no spreadsheet runs it: a leading apostrophe where it would.
+    """Return `text` so that no spreadsheet runs it: an apostrophe where a cell would begin a formula.
 
-    Source: OWASP, CSV Injection.
+    A cell may also begin behind a semicolon or line end: many spreadsheets separate by semicolons. Source:
+    OWASP, CSV Injection.
     """
-    bare = (text.lstrip(" "), text.lstrip(_INVISIBLE), text.lstrip())
-    return f"'{text}" if any(each.startswith(FORMULA_STARTS) for each in bare) else text
+    bare = _seen(text)
+    before = text[: len(text) - len(bare)]
+    is_risky = not _ENDS_OF_CELLS.isdisjoint(before) or _begins_formula(bare)
+    return ("'" if is_risky else "") + before + _INNER.sub(_inner, bare)
+
+
+def _inner(found: re.Match[str]) -> str:
+    return f"'{found[0]}" if _begins_formula(_seen(_seen(found[0]).lstrip('"'))) else found[0]
+
+
+def _seen(text: str) -> str:
+    """Return `text` from the first character on that a spreadsheet looks at."""
+    for place, character in enumerate(text):
+        if character not in _FILLERS and unicodedata.category(character) not in _DROPPED:
+            return text[place:]
+    return ""
+
+
+def _begins_formula(text: str) -> bool:
+    return unicodedata.normalize("NFKC", text[:1])[:1] in FORMULA_STARTS
 
 
 def rounded(column: Column, value: Decimal) -> Decimal:

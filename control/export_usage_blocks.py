@@ -31,7 +31,7 @@ _NAME = pa.dictionary(pa.int32(), pa.string())  # few values in many rows
 _COUNT = pa.int64()
 _TIME = pa.timestamp("us", tz="UTC")
 #: Cheap proof that no text of a block needs the apostrophe; what may need it is judged one by one.
-_PLAIN = "^[A-Za-z0-9_./:]"
+_PLAIN = r"^[A-Za-z0-9_./:][^;\r\n]*$"
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def month_export(
 def is_file_of(spend: MonthSpend, body: bytes) -> bool:
     """Say whether the canonical file `body` has exactly the lines of `spend`, cell by cell.
 
-    Columns that only another release writes are passed, and so is an apostrophe that only one of them sets.
+    Columns that only another release writes are passed, and so are apostrophes that only one of them sets.
     """
     try:
         kept = list(csv.DictReader(io.StringIO(body.decode(), newline=""), strict=True))
@@ -165,8 +165,8 @@ def is_file_of(spend: MonthSpend, body: bytes) -> bool:
 
 def _is_same_line(kept: Mapping[str, str | None], made: Mapping[str, str]) -> bool:
     names = kept.keys() & made.keys()
-    are_same = all((kept[name] or "").removeprefix("'") == made[name].removeprefix("'") for name in names)
-    return are_same and names >= _COMPARED
+    bare = [[(row[name] or "").replace("'", "") for name in names] for row in (kept, made)]
+    return bare[0] == bare[1] and names >= _COMPARED
 
 
 def format_named(text: str) -> Format:

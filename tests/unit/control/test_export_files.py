@@ -91,13 +91,44 @@ def cells(body: bytes, sheet: int = 1) -> list[list[tuple[str, str]]]:
         " \t=1",
         "\u3000\uff1d1",
         "\x00=1",
+        "\ufe661",
+        "\ufe621",
+        "\ufe631",
+        "\ufe6b1",
+        "\u207c1",
+        "\u202e=1",
+        "\u2066=1",
+        "\xad=1",
+        "\u180e=1",
+        "\x01=1",
+        "\x7f=1",
+        "\u034f=1",
+        "\ufe0f=1",
+        "\u3164=1",
+        "\U000e0020=1",
     ],
 )
 def test_text_that_a_spreadsheet_would_run_is_neutralised(text: str) -> None:
     assert neutralised(text) == f"'{text}"
 
 
-@pytest.mark.parametrize("text", ["", "acme", "a=b", "1-2", "'=1", "team @ home", "ünï"])
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("a;=1+1", "a;'=1+1"),
+        ("a; \uff0b1;b;@x", "a;' \uff0b1;b;'@x"),
+        ('a;"=1"', 'a;\'"=1"'),
+        ("a\n=1", "a\n'=1"),
+        ("=a;-1", "'=a;'-1"),
+    ],
+)
+def test_no_cell_begins_a_formula_behind_a_semicolon_or_line_end(text: str, safe: str) -> None:
+    assert neutralised(text) == safe
+
+
+@pytest.mark.parametrize(
+    "text", ["", "acme", "a=b", "1-2", "'=1", "team @ home", "ünï", "a; b", "\u0301e;"]
+)
 def test_other_text_is_left_alone(text: str) -> None:
     assert neutralised(text) == text
 
