@@ -68,8 +68,8 @@ class QuotaLeases:
         """Put a lease in force, unless it only asks, and report.
 
         Raises StaleAssignment for a message older than the newest, InvalidInput for one that is not ours,
-        Unavailable if the disk refuses it; then nothing changed. One for another process of this name, or
-        that came too late, changes nothing: the report says what is held.
+        Unavailable if the disk refuses it; then nothing changed. One for another process of this name or
+        another assignment, or that came too late, changes nothing: the report says what is held.
         """
         async with self._taking:
             self._check(lease)
@@ -77,13 +77,18 @@ class QuotaLeases:
             self.look(now_s)
             ends_s = max(self.ends_s, lease.asked_at_s + lease.lease_s)
             rises_s = max(self.rises_s, lease.asked_at_s + lease.hold_s)
-            if lease.boot_id == self.boot_id and now_s < rises_s and ends_s <= rises_s:
+            if self._is_meant(lease) and now_s < rises_s and ends_s <= rises_s:
                 lent = self._known({**self.lent, **lease.shares})
                 await self._keep(lent)
-                self.lent, self.ends_s, self.rises_s = self._known(lent), ends_s, rises_s
-                self._apply(self.clock.monotonic_s())
-                self.look(self.clock.monotonic_s())
+                if self._is_meant(lease):  # an assignment may have come while the disk was written
+                    self.lent, self.ends_s, self.rises_s = lent, ends_s, rises_s
+                    self._apply(self.clock.monotonic_s())
+                    self.look(self.clock.monotonic_s())
             return self.report()
+
+    def _is_meant(self, lease: QuotaLease) -> bool:
+        """Say whether a lease is for this process and for the split it runs now."""
+        return lease.boot_id == self.boot_id and lease.digest == self._digest
 
     def _check(self, lease: QuotaLease) -> None:
         if lease.gateway != self.name:

@@ -215,6 +215,7 @@ class QuotaLeases:
             message = message.model_copy(
                 update={
                     "boot_id": known.boot_id,
+                    "digest": known.digest,
                     "asked_at_s": known.at_s,
                     "lease_s": lease_s + age_s if lease_s else 0.0,
                     "hold_s": self._hold_s + age_s,

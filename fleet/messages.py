@@ -141,7 +141,8 @@ class QuotaLease(_Message):
     """Other parts than the assignment's for a while; without `boot_id` it grants nothing and only asks.
 
     Times count from `asked_at_s`, the gateway's own monotonic clock as it told in an earlier report: a
-    lease that arrives late ends no later. Tenants not named keep what they hold, for the new time.
+    lease that arrives late ends no later. Tenants not named keep what they hold, for the new time. Its
+    shares are parts of the split that `digest` names: with another one in force it grants nothing.
     """
 
     schema_: Literal["rhodeck.quota_lease/1"] = Field(default="rhodeck.quota_lease/1", alias="schema")
@@ -149,6 +150,7 @@ class QuotaLease(_Message):
     epoch: Annotated[int, Field(ge=0, le=MAX_COUNTER)]
     number: Annotated[int, Field(ge=0, le=MAX_COUNTER)]  # rises with every message of an epoch
     boot_id: Label | None = None  # the process that reported
+    digest: Label | None = None  # the assignment it reported
     asked_at_s: Seconds = 0.0
     lease_s: Seconds = 0.0  # what is above the assignment's share ends after it
     hold_s: Seconds = 0.0  # what is below it rises again after it

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from admission.durable import write_whole
+from fleet.messages import QuotaLease, QuotaReport, QuotaShare
 from fleet.quota_leases import HOLD_S, LEASE_S
 from fleet.quota_shares import FIELDS
-from tests.quota_fleet import PlayedFleet, arrivals
+from tests.quota_fleet import TENANT, PlayedFleet, arrivals
 
 STEP_S = 0.2
 REQUEST_TOKENS = 50
@@ -236,3 +238,38 @@ def test_losses_restarts_and_changes_of_leader_never_hand_out_more(tmp_path: Pat
         traffic.run(60, skewed(fleet, 0, 1.5))
         assert fleet.gateways["a"].share("tokens_per_minute") > 35_000
         assert all(fleet.total(field) == QUOTA[field] for field in FIELDS)
+
+
+@pytest.mark.parametrize("is_written_before", [True, False], ids=["while it is written", "before it comes"])
+def test_a_share_of_the_split_before_is_void_whenever_it_arrives(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_written_before: bool
+) -> None:
+    fleet = make(2)
+    gateway = fleet.gateways["gw-0"]
+
+    def take(number: int, **parts: object) -> QuotaReport:
+        lease = QuotaLease(gateway="gw-0", epoch=1, number=number, **parts)  # type: ignore[arg-type]
+        return fleet.runner.run(gateway.leases.take(lease))
+
+    def cut() -> None:  # each has a quarter of the old quota now
+        fleet.set_quota({part: count // 2 for part, count in QUOTA.items()})
+        gateway.push(fleet.targets["gw-0"])
+
+    def write(path: Path, content: bytes) -> None:
+        write_whole(path, content)
+        cut()
+
+    said = take(1)
+    terms = {"boot_id": said.boot_id, "digest": said.digest, "asked_at_s": said.at_s}
+    terms |= {"lease_s": LEASE_S, "hold_s": HOLD_S, "shares": {TENANT: QuotaShare(**QUOTA)}}
+    if is_written_before:
+        monkeypatch.setattr("admission.quota_lease.write_whole", write)
+    else:
+        cut()
+    said = take(2, **terms)
+    assert {part: gateway.share(part) for part in FIELDS} == {part: QUOTA[part] // 4 for part in FIELDS}
+    assert said.digest == fleet.targets["gw-0"].digest
+    monkeypatch.undo()
+    half = QuotaShare(**{part: QUOTA[part] // 2 for part in FIELDS})
+    take(3, **(terms | {"digest": said.digest, "shares": {TENANT: half}}))  # one for this split is taken
+    assert {part: gateway.share(part) for part in FIELDS} == {part: QUOTA[part] // 2 for part in FIELDS}
