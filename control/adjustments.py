@@ -23,7 +23,7 @@ from control.month_inputs import Basics
 from control.roles import Actor, Permission, require
 from control.tables import MonthCloseRow, MonthCorrectionRow, UsageQuarterRow, UsageRecordRow
 from fleet.errors import Conflict, InvalidInput
-from fleet.spend import SpendLine
+from fleet.spend import LATE_USE, SpendLine
 
 MAX_CORRECTION_USD = Decimal(1_000_000_000)
 ZERO = Decimal(0)
@@ -224,7 +224,7 @@ class _Sum:
             self.node_hours,
             self.amount_usd,
             adjusts=adjusts,
-            note=f"late use: {kind}",
+            note=LATE_USE + kind,
         )
 
 
@@ -235,9 +235,8 @@ def _accounted(stored: Iterable[SpendLine], settled: Iterable[SpendLine]) -> dic
         if line.kind != "adjustment":
             sums[_place(line)] = sums[_place(line)].plus(_Sum.of(line))
     for line in settled:
-        why, _, kind = line.note.partition(": ")
-        if why == "late use":
-            place = (kind, line.tenant, line.tier, line.model, line.pool)
+        if line.note.startswith(LATE_USE):
+            place = (line.note.removeprefix(LATE_USE), line.tenant, line.tier, line.model, line.pool)
             sums[place] = sums[place].plus(_Sum.of(line))
     return sums
 

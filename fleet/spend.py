@@ -16,6 +16,8 @@ from fleet.months import Month
 
 CENT = Decimal("0.01")
 SECONDS_PER_HOUR = Decimal(3600)
+#: Begins the note of an adjustment by late use; the kind of line it changes follows.
+LATE_USE = "late use: "
 
 Key = TypeVar("Key", bound=Hashable)
 LineKind = Literal["usage", "idle", "burst", "commitment", "overhead", "adjustment"]
@@ -73,7 +75,7 @@ class SpendLine:
     node_hours: Decimal  # part of the pool's node-hours, unrounded
     amount_usd: Decimal  # whole cents; negative only in adjustments
     adjusts: str = ""  # the closed month an adjustment is for
-    note: str = ""  # of an adjustment: the kind of line it changes, or the correction and its reason
+    note: str = ""  # of an adjustment: LATE_USE and the kind of line it changes, or why it was entered
 
 
 @dataclass(frozen=True, slots=True)

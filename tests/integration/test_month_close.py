@@ -168,6 +168,13 @@ def test_late_use_moves_cost_in_the_next_month_and_is_linked(books: FreshDatabas
         assert adjustments.pending(session) == []  # settled once
         march = amounts(session, "2026-03", APRIL)
         assert march["adjustment", "beta"] == Decimal("140.00")
+        made = month_in(session, "2026-03", "csv", "focus", zone=ZONE, now=APRIL)
+        focus = csv.DictReader(io.StringIO(made.body.decode(), newline=""))
+        corrected = {(r["SubAccountId"], r["ChargeCategory"]) for r in focus if r["ChargeClass"]}
+        assert corrected == {
+            ("beta", "Usage"),
+            ("", "Usage"),
+        }  # late use is use; it was not entered by hand
         # Later still: only what is new, 4 hours of 40.
         later = [a_record(40 + n, FEBRUARY + timedelta(days=9), tenant="beta") for n in range(4)]
         deliver(session, *later, at=APRIL + timedelta(days=1))

@@ -14,7 +14,7 @@ from fleet.allocation import Rule, allocate
 from fleet.focus import Issuer, rows
 from fleet.focus_columns import VERSIONS, FocusVersion, columns, problems
 from fleet.months import month_of
-from fleet.spend import Charge, MonthSpend, NodeTime, SpendLine, Use
+from fleet.spend import LATE_USE, Charge, MonthSpend, NodeTime, SpendLine, Use
 
 BERLIN = ZoneInfo("Europe/Berlin")
 OCTOBER = month_of("2026-10", BERLIN)  # has the hour that winter time gives
@@ -77,7 +77,7 @@ def month(**changes: object) -> MonthSpend:
         ZERO,
         Decimal("-4.38"),
         "2026-09",
-        "usage",
+        f"{LATE_USE}usage",  # as control.adjustments writes it
     )
     entered = SpendLine(
         "adjustment",
