@@ -23,7 +23,7 @@ from psycopg.sql import Literal as Value
 from sqlalchemy import Connection, Engine, text
 
 from control.closed_months import require_zone
-from control.database import session_scope
+from control.database import reporting_outages, session_scope
 from control.export_usage_blocks import BLOCK_BYTES, COLUMNS, UsageWriter
 from fleet.errors import Conflict, InvalidInput, Unavailable
 from fleet.months import Month, month_of
@@ -144,7 +144,7 @@ def write_usage(
 def _snapshot(engine: Engine) -> Generator[Connection]:
     """One read-only transaction in which every statement sees the same rows."""
     options: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-    with engine.connect().execution_options(**options) as connection:
+    with reporting_outages(engine.url), engine.connect().execution_options(**options) as connection:
         connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_S}s'"))
         connection.execute(text("SET LOCAL TIME ZONE 'UTC'"))
         yield connection

@@ -26,7 +26,7 @@ from control import api_exports, export_usage, tokens
 from control.api import ApiDeps, build_app
 from control.cli import main
 from control.database import make_engine, session_scope
-from control.export_usage import UsageFile, usage_format, write_usage
+from control.export_usage import UsageFile, UsageSums, usage_format, write_usage
 from control.roles import Actor, Role
 from control.tables import UsageRecordRow
 from fleet.clock import SystemClock
@@ -174,6 +174,30 @@ def test_records_that_are_missing_in_the_file_are_a_refusal(
 # --- a database that goes away --------------------------------------------------------------------------
 
 
+def end_connection(database: FreshDatabase, connection: Connection) -> None:
+    """End the server's side of `connection` and wait until it is gone."""
+    pid = connection.connection.driver_connection.info.backend_pid  # pyright: ignore
+    other = make_engine(database.dsn, pool_size=1)
+    with other.begin() as killer:
+        killer.execute(text("SET LOCAL statement_timeout = '90s'"))
+        assert killer.scalar(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
+    other.dispose()
+
+
+def test_a_database_that_goes_away_before_the_first_row_is_unavailable(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = export_usage._sums
+
+    def ended(connection: Connection, month: Month) -> UsageSums:
+        end_connection(database, connection)
+        return sums(connection, month)
+
+    monkeypatch.setattr(export_usage, "_sums", ended)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        write_usage(database.engine, MONTH, "csv", io.BytesIO(), zone=BERLIN, now=NOW)
+
+
 @pytest.fixture
 def cut_off(database: FreshDatabase, monkeypatch: pytest.MonkeyPatch) -> FreshDatabase:
     """40,000 records, more than fits any buffer; the connection is ended after the first row of a copy."""
@@ -191,12 +215,7 @@ def cut_off(database: FreshDatabase, monkeypatch: pytest.MonkeyPatch) -> FreshDa
     def ended(connection: Connection, month: Month) -> Iterator[bytes]:
         rows = copied(connection, month)
         yield next(rows)
-        pid = connection.connection.driver_connection.info.backend_pid  # pyright: ignore
-        other = make_engine(database.dsn, pool_size=1)
-        with other.begin() as killer:
-            killer.execute(text("SET LOCAL statement_timeout = '90s'"))
-            assert killer.scalar(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
-        other.dispose()
+        end_connection(database, connection)
         yield from rows
 
     monkeypatch.setattr(export_usage, "_copied", ended)
