@@ -18,9 +18,11 @@ import httptools
 from control.fetch_body import FetchFailed
 from fleet.readings import Reason
 
-#: The head of an answer, and what may come in a row with no byte of the body in it (trailers); a body may
-#: have as much around it again as it has bytes (chunk sizes).
+#: The head of an answer, and what may come in a row with no byte of the body in it (trailers). A body may
+#: have that and an eighth of its own size around it (chunk sizes): lines sent one by one have less, and
+#: chunks of a few bytes cost a hundred times what they carry.
 HEAD_BYTES = 64 * 1024
+_AROUND = 8
 #: A server stops sending while this much waits to be taken.
 HIGH_BYTES = 256 * 1024
 #: Headers that mean something here.
@@ -189,9 +191,12 @@ class _Exchange(asyncio.Protocol):
         self._bare = self._bare + len(data) if self._body == body else 0
         if len(self.waiting) - pieces > 1:  # an object a chunk is many times the chunk
             self.waiting[pieces:] = [b"".join(self.waiting[pieces:])]
-        if self._received - self._body > HEAD_BYTES + self._body or self._bare > HEAD_BYTES:
-            what = "around the page" if self._has_head else "before the page"
-            self._fail(f"more than {HEAD_BYTES} bytes {what}")
+        around = self._received - self._body
+        if around > HEAD_BYTES + self._body // _AROUND or self._bare > HEAD_BYTES:
+            if self._has_head:  # asking again would bring the same
+                self._fail(f"more than {HEAD_BYTES} bytes around the page", Reason.TOO_LARGE)
+            else:
+                self._fail(f"more than {HEAD_BYTES} bytes before the page")
         if self._held >= HIGH_BYTES and not self.is_over and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
