@@ -17,6 +17,7 @@ from control.comparison_documents import Comparable, canonical, read_comparison
 from control.database import session_scope
 from control.estimate_inputs import Measured, Unmeasured, measured_inputs
 from control.estimate_runs import Precision, RunView, newest_by_hash, run_spec, spec_hash
+from control.estimate_silence import silent_s
 from control.estimate_traces import TraceView, stored_traffic, traces
 from control.rate_profile_files import BUNDLED
 from dashboard.data import QUESTIONS, Reading, ask
@@ -63,6 +64,10 @@ def _runs(session: Any, _of: Deps, _now: datetime, hashes: tuple[str, ...]) -> d
     return newest_by_hash(session, list(hashes))
 
 
+def _silence(session: Any, _of: Deps, now: datetime) -> float | None:
+    return silent_s(session, now)
+
+
 def _measured(session: Any, _of: Deps, now: datetime) -> list[Measured | Unmeasured]:
     return measured_inputs(session, now)
 
@@ -70,6 +75,7 @@ def _measured(session: Any, _of: Deps, now: datetime) -> list[Measured | Unmeasu
 QUESTIONS["estimate_inputs"] = _measured
 QUESTIONS["estimate_traces"] = _traces
 QUESTIONS["estimate_runs"] = _runs
+QUESTIONS["estimate_silence"] = _silence
 
 
 def measured() -> Reading[list[Measured | Unmeasured]]:
@@ -90,6 +96,11 @@ def run_hashes(found: Comparable, precision: Precision) -> dict[str, str]:
 def simulations(found: Comparable, precision: Precision) -> Reading[dict[str, RunView]]:
     """Return the newest simulation of each strategy, by its hash."""
     return ask("estimate_runs", tuple(run_hashes(found, precision).values()), is_brief=True)
+
+
+def silence() -> Reading[float | None]:
+    """For how many seconds nobody simulated although something waits."""
+    return ask("estimate_silence", is_brief=True)
 
 
 def answer(found: Comparable) -> Answer:
