@@ -54,11 +54,11 @@ def _sum(values: Any) -> Decimal:
 def headline(report: Report) -> tuple[Tone, str]:
     """Return whether the invoices and the books agree, in one sentence."""
     total = report.found.total()
-    unexplained = sum((abs(s.unexplained_usd) for s in _but_other(report)), Decimal(0))
+    unexplained = sum(map(abs, _open(report)), Decimal(0))
     if unexplained:
         said = f"{words.cents(unexplained)} of the invoice are unexplained"
         return "act", words.plain(f"{said}; in all it is {_more(total.difference_usd)}")
-    if total.hours_usd or total.price_usd:
+    if any(part.hours_usd or part.price_usd for part in _but_other(report)):  # classes may cancel out
         said = f"The invoice is {_more(total.difference_usd)}: {_parts(total)}"
         return "watch", words.plain(said)
     if total.difference_usd:
@@ -70,6 +70,11 @@ def headline(report: Report) -> tuple[Tone, str]:
 def _but_other(report: Report) -> list[Sums]:
     """Return the sums of classes, without what was declared as no node time."""
     return [sums for name, sums in report.found.by_class().items() if name != OTHER]
+
+
+def _open(report: Report) -> list[Decimal]:
+    """Return what is unexplained by row: days of a class that cancel out are not explained by that."""
+    return [r.unexplained_usd for r in report.found.rows if r.unexplained_usd and r.node_class != OTHER]
 
 
 def _more(usd: Decimal) -> str:
@@ -86,7 +91,7 @@ def cards(report: Report) -> list[Card]:
     """Return both sides, the difference and what is unexplained."""
     total = report.found.total()
     unexplained = sum((s.unexplained_usd for s in _but_other(report)), Decimal("0.00"))
-    is_open = any(s.unexplained_usd for s in _but_other(report))
+    is_open = bool(_open(report))
     names = ", ".join(dict.fromkeys(invoice.provider for invoice in report.invoices))
     return [
         Card("Invoice", words.cents(total.invoice_usd), "imported", "plain", names),

@@ -149,6 +149,10 @@ def line(usd: str, hours: str | None = "24", node_class: str | None = "on_demand
         # two that cancel out are still two
         ([line("672"), line("5", None, None), InvoiceLine(None, "y", None, None, None, Decimal(-5))], "act",
          "$10.00 of the invoice are unexplained; in all it is the same as our books"),
+        # so are two days of one label, and other hours of two classes
+        ([line("672"), line("5", None, None), InvoiceLine(date(2026, 3, 2), "x", None, None, None,
+                                                          Decimal(-5))], "act", "$10.00 of the invoice"),
+        ([line("700", "25"), line("-28", "-1", "spot")], "watch", "is the same as our books: 0.00 by"),
         ([line("672"), line("5", None, "other")], "good", "to the cent; beside them stand $5.00 declared"),
     ],
 )  # fmt: skip
