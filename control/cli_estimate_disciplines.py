@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import click
 
 from control.finite import FiniteRange
+from control.progress_lines import progress
 from control.replay_files import scaled, trace_arrivals
 from fleet.discipline_results import CaseResult, ComparisonResult
 from fleet.discipline_study import (
@@ -102,12 +102,7 @@ def _compare(
     try:
         for key in chosen:
             comparison = COMPARISONS[key](settings, tenants)
-            with click.progressbar(length=len(comparison.cases), label=key, file=sys.stderr) as bar:
-
-                def told(done: int, _of: int, shown: Any = bar) -> bool:
-                    shown.update(done - shown.pos)
-                    return True
-
+            with progress(len(comparison.cases), key) as told:
                 result = run_comparison(comparison, arrivals, settings, told)
             if result is not None:
                 found.append(result)

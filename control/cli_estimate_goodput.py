@@ -8,7 +8,6 @@ nobody checked against the objectives.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ import click
 from control.cli_estimate_run import read_input
 from control.estimate_scenarios import json_value
 from control.finite import FiniteRange
+from control.progress_lines import progress
 from fleet.capacity_limits import kv_tokens_per_sequence
 from fleet.curve_fit import StepCurve
 from fleet.errors import InvalidInput
@@ -175,12 +175,7 @@ def _simulated(
 ) -> tuple[SimulatedPoint, ...]:
     rate = best.best.rate if best.best is not None else best.saturation / 2
     rates = rates_around(rate, best.saturation)
-    with click.progressbar(length=len(rates), label="simulating", file=sys.stderr) as bar:
-
-        def told(done: int, _of: int) -> bool:
-            bar.update(done - bar.pos)
-            return True
-
+    with progress(len(rates), "rates") as told:
         try:
             return simulate_curve(
                 model,

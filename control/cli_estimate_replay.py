@@ -7,7 +7,6 @@ the policy's doing. Prevents: a policy published and its refusals met in product
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, timedelta
@@ -19,6 +18,7 @@ import click
 from control import queries_policy
 from control.cli_session import transaction
 from control.finite import FiniteRange
+from control.progress_lines import progress
 from control.recorded_traffic import RecordedTraffic, recorded_traffic, replay_nodes
 from control.replay_files import trace_arrivals
 from fleet.clock import SystemClock
@@ -69,8 +69,8 @@ def replay_command(
         ]
         arrivals = trace_arrivals(trace)
         asked = _Asked(arrivals, held, None, None, f"file {trace.name}: {len(arrivals)} requests")
-    would = _groups(wanted, asked, seed, "POLICY")
-    does = None if asked.in_force is None else _groups(asked.in_force, asked, seed, "in force")
+    would = _groups(wanted, asked, seed, "this policy")
+    does = None if asked.in_force is None else _groups(asked.in_force, asked, seed, "the policy in force")
     document = as_document(asked.source, would, does, asked.recorded)
     click.echo(json.dumps(document, indent=1, allow_nan=False) if as_json else as_text(document))
 
@@ -92,12 +92,7 @@ def _of_fleet(minutes: float, seed: int) -> _Asked:
 
 
 def _groups(policy: Policy, asked: _Asked, seed: int, label: str) -> Groups:
-    with click.progressbar(length=len(asked.arrivals), label=label, file=sys.stderr) as bar:
-
-        def told(done: int, _of: int) -> bool:
-            bar.update(done - bar.pos)
-            return True
-
+    with progress(len(asked.arrivals), label) as told:
         result = replay(policy, asked.arrivals, asked.nodes, seed=seed, on_progress=told)
     return by_tenant_and_tier(result)
 

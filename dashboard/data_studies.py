@@ -1,33 +1,27 @@
 """What the Disciplines and Goodput pages read: studies by the simulator, fitted engines, today's point.
 
 A study runs once for its inputs, whoever asks, one at a time. Prevents: ten browsers that simulate the
-same traffic ten times on the machine that serves them.
+same traffic ten times on the machine that serves them, and a page that stands still meanwhile.
 """
 
 from __future__ import annotations
 
-import threading
 from datetime import datetime
 from typing import Any
 
 import streamlit as st
 
 from control.queries_goodput import FittedEngine, Today, fitted_engines, today
-from control.study_process import study
+from control.study_process import StudyDesk
 from dashboard.data import QUESTIONS, Reading, ask
 from dashboard.deps import Deps
+from fleet.clock import SystemClock
 
 
-@st.cache_resource
-def _turn() -> threading.Lock:
-    return threading.Lock()
-
-
-@st.cache_data(max_entries=100, show_spinner=False)
-def answer(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Return a study's JSON. Raises InvalidInput and Unavailable, which are not kept."""
-    with _turn():
-        return study(arguments)
+@st.cache_resource(show_spinner=False)
+def desk() -> StudyDesk:
+    """Where studies of this process are asked for."""
+    return StudyDesk(SystemClock())
 
 
 def _engines(session: Any, _of: Deps, _now: datetime) -> list[FittedEngine]:

@@ -50,3 +50,13 @@ CHOICES: dict[str, Any] = {
     "limit": column.TextColumn("Reached first", width="medium"),
     "verdict": column.TextColumn("Verdict"),
 }
+REFUSALS: dict[str, Any] = {
+    "tenant": column.TextColumn("Tenant", width="medium", pinned=True),
+    "tier": column.TextColumn("Tier"),
+    "offered": _figure("Requests", "Of the last hour, those refused then included"),
+    "draft": _figure("Draft refuses"),
+    "in force": _figure("In force refuses", "The policy in force, replayed on the same requests"),
+    "then": _figure("Refused then", "As the gateways counted"),
+    "wait": _figure("Wait p95", "In the queue, with the draft, of requests that started"),
+    "why": column.TextColumn("Why the draft refuses", width="large"),
+}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import components, data_studies, disciplines_inputs, tables_studies
+from dashboard import components, disciplines_inputs, study_panel, tables_studies
 from dashboard import viewmodels_disciplines as vm
-from fleet.errors import InvalidInput, Unavailable
+from fleet.errors import InvalidInput
 
 st.title("Disciplines")
 st.caption(
@@ -15,10 +15,11 @@ st.caption(
 )
 try:
     arguments = disciplines_inputs.asked()
-    with st.spinner("Simulating every case on the same traffic"):
-        document = data_studies.answer(arguments)
-except (InvalidInput, Unavailable) as exc:
+except InvalidInput as exc:
     components.failure(exc, title="This cannot be compared")
+    st.stop()
+document = study_panel.answer(study_panel.Study(arguments), "disciplines", title="This cannot be compared")
+if document is None:
     st.stop()
 compared = document["comparisons"][0]
 st.subheader(compared["question"])

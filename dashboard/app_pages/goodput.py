@@ -6,9 +6,9 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import components, data, data_studies, goodput_inputs, state, tables_studies
+from dashboard import components, data, data_studies, goodput_inputs, state, study_panel, tables_studies
 from dashboard import viewmodels_goodput as vm
-from fleet.errors import InvalidInput, Unavailable
+from fleet.errors import InvalidInput
 from fleet.goodput import advise
 
 st.title("Goodput")
@@ -36,13 +36,11 @@ simulated: list[dict[str, Any]] = []
 if advice.best is not None and st.toggle(
     "Confirm by simulation", key="goodput_simulate", bind="query-params"
 ):
-    try:
-        with st.spinner("Simulating nine rates through the gate"):
-            found = data_studies.answer(vm.simulation(asked, advice))
+    study = study_panel.Study(vm.simulation(asked, advice))
+    found = study_panel.answer(study, "goodput", title="The simulation has no answer")
+    if found is not None:
         simulated = found["simulated"]
         st.info(vm.overload_words(found))
-    except (InvalidInput, Unavailable) as exc:
-        components.failure(exc, title="The simulation has no answer")
 left, right = components.two()
 figure = vm.latency_figure(asked, advice, simulated)
 with left:

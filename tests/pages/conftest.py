@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from control import accounts
 from control.database import session_scope
-from dashboard import access
+from dashboard import access, data_studies
 from dashboard.deps import deps
 from fleet.clock import SystemClock
 from tests.pages.fleet_rows import PASSWORD, add_accounts, fill
@@ -39,6 +39,7 @@ def use(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
 
 def forget() -> None:
     """Close the pages' connections and empty their caches."""
+    data_studies.desk().close()
     try:
         of = deps()
     finally:
