@@ -12,7 +12,7 @@ import streamlit as st
 
 from control.commands_policy import DEFAULT_BAKE_S, OvertakenEdit
 from control.queries_policy import Revision
-from dashboard import actions, components, data, policy_editor, state, tables
+from dashboard import actions, components, data, policy_editor, refusals_panel, state, tables
 from dashboard import viewmodels_policy as vm
 from dashboard.policy_editor import Draft
 from fleet.errors import FleetError
@@ -44,6 +44,7 @@ def review_body(draft: Draft, head: Revision | None) -> None:
     components.table(vm.difference_rows(found.changes), tables.DIFFERENCES, key="review_differences")
     if found.problem is not None:
         components.failure(found.problem, title="This cannot be published")
+    refusals_panel.in_review(draft)
     strategy = st.radio(
         "Rollout", list(STRATEGIES), format_func=STRATEGIES.__getitem__, key="review_strategy"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import access, components, data, policy_editor, policy_review, state, tables
+from dashboard import access, components, data, policy_editor, policy_review, refusals_panel, state, tables
 from dashboard import viewmodels_policy as vm
 from dashboard.tenant_keys_panel import tenant_keys_panel
 
@@ -46,6 +46,8 @@ with st.bottom, st.container(horizontal=True, vertical_alignment="center"):
 if is_asked:
     policy_review.open_review()
     policy_review.review_dialog(draft, head)
+
+refusals_panel.draw(draft, review)
 
 st.subheader("History")
 if head is not None:
