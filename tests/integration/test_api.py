@@ -58,6 +58,9 @@ SCOPES = (
 #: method, path, scope, status with the right token and no body
 CALLS = [
     ("GET", "/api/v1/status", "status:read", 200),
+    ("GET", "/api/v1/rho", "status:read", 200),
+    ("GET", "/api/v1/quality", "status:read", 200),
+    ("GET", "/api/v1/diagnosis", "status:read", 200),
     ("GET", "/api/v1/flow", "status:read", 200),
     ("GET", "/api/v1/flow/timeline", "status:read", 404),
     ("GET", "/api/v1/policy", "policy:read", 200),
@@ -67,8 +70,12 @@ CALLS = [
     ("GET", f"/api/v1/spend/{MONTH}.xlsx", "spend:read", 200),
     ("GET", f"/api/v1/spend/{MONTH}.parquet?layout=focus", "spend:read", 200),
     ("GET", f"/api/v1/spend/{MONTH}.pdf", "spend:read", 422),
+    ("GET", "/api/v1/spend/days", "spend:read", 200),
+    ("GET", f"/api/v1/reconciliation/{MONTH}", "spend:read", 404),
+    ("GET", "/api/v1/budgets", "spend:read", 200),
     ("GET", f"/api/v1/usage/{MONTH}.csv", "spend:read", 200),
     ("GET", f"/api/v1/usage/{MONTH}", "spend:read", 200),
+    ("GET", "/api/v1/months", "spend:read", 200),
     ("GET", f"/api/v1/months/{MONTH}", "spend:read", 200),
     ("GET", f"/api/v1/months/{MONTH}/verification", "spend:read", 409),
     ("POST", f"/api/v1/months/{MONTH}/closing", "months:write", 200),
@@ -273,6 +280,16 @@ def test_each_call_opens_to_its_own_scope_only(
         else:
             assert answer.status_code == 403
             assert scope in error_of(answer)["message"]
+
+
+def test_no_call_of_the_description_is_left_out_above(api: Api) -> None:
+    described = api.call("GET", "/openapi.json").json()["paths"]
+    asked = [(method, path.partition("?")[0]) for method, path, _, _ in CALLS]
+    for path, methods in described.items():
+        like = re.compile(re.sub(r"\\{[a-z_]+\\}", "[^/]+", re.escape(path)))
+        for method in methods.keys() & {"get", "post", "put", "delete", "patch"}:
+            known = path in OPEN or any(m == method.upper() and like.fullmatch(p) for m, p in asked)
+            assert known, f"{method.upper()} {path} is not tried with other scopes"
 
 
 @pytest.mark.parametrize("credential", ["", "Bearer", "Basic YTpi", "Bearer\t x", "bearer  ÿ"])
