@@ -211,9 +211,9 @@ class Upstream:
     def give_back(self, target: Target, wire: Wire) -> None:
         """Keep the connection of an ended exchange if it can take another."""
         self._busy.discard(wire)
-        kept = self._kept.setdefault(target.place, [])
         if not wire.end():
             return
+        kept = self._kept.setdefault(target.place, [])
         if self._is_closed or len(kept) >= MAX_KEPT:
             wire.cut()
             return
