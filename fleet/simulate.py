@@ -24,6 +24,8 @@ from fleet.strategies import Strategy
 from fleet.wait_tally import WaitTally, restored
 
 MAX_SLOTS = 100_000
+#: Slots of all nodes, requests of a day, requests that wait: what a run keeps in memory and in snapshots.
+MAX_ALL_SLOTS, MAX_DAY_REQUESTS, MAX_QUEUED = 2_000_000, 20_000_000, 5_000_000
 _SHARES = (0.5, 0.95, 0.99, 0.999)
 #: Arrays whose size the inputs decide.
 _FIXED = (
@@ -79,6 +81,7 @@ class EventRun:
             raise InvalidInput(
                 f"{self.service.slots} slots a node", field="/slots", hint=f"1 to {MAX_SLOTS}"
             )
+        self._check_size(most * self.service.slots)
         self._arguments = kernel_arguments(self.strategy)
         bins, burst = self.rates_rps.size, self._arguments.burst_nodes
         self._counts = np.zeros(fluid_kernel.COUNTS, dtype=np.int64)
@@ -97,6 +100,19 @@ class EventRun:
         self._tally, self._within = WaitTally(), 0
         self._carried_s, self._carried_service_s = np.zeros(0), np.zeros(0)
         self._bin = 0
+
+    def _check_size(self, slots: int) -> None:
+        if slots > MAX_ALL_SLOTS:
+            raise InvalidInput(
+                f"all nodes have {slots:,} slots", field="/slots", hint=f"At most {MAX_ALL_SLOTS:,}"
+            )
+        days = np.add.reduceat(self.rates_rps, np.arange(0, self.rates_rps.size, DAY_BINS)) * BIN_S
+        if days.max() > MAX_DAY_REQUESTS:
+            raise InvalidInput(
+                f"day {int(days.argmax()) + 1} has {days.max():,.0f} requests",
+                field="/mean_rps",
+                hint=f"At most {MAX_DAY_REQUESTS:,}: scale traffic and mu down by the same factor",
+            )
 
     @property
     def days(self) -> int:
@@ -185,6 +201,12 @@ class EventRun:
             self._interrupted,
         )
         head, queued = int(sizes[events_kernel.HEAD]), int(sizes[events_kernel.QUEUED])
+        if queued > MAX_QUEUED:
+            raise InvalidInput(
+                f"{queued:,} requests wait at the end of day {math.ceil(last_bin / DAY_BINS)}",
+                field="/params/D",
+                hint="Give a longest wait or more nodes: this fleet never catches up",
+            )
         decided = waits_s[:head]
         self._keep(decided[~np.isnan(decided)])
         refused_bins = (all_s[:head][np.isnan(decided)] // BIN_S).astype(np.int64)

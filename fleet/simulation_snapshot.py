@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fleet.errors import InvalidInput
 
 VERSION = 2
-MAX_BYTES = 100_000_000
+MAX_BYTES = 200_000_000
 
 
 class Resumable(Protocol):

@@ -106,6 +106,27 @@ def test_it_can_be_stopped_after_a_day() -> None:
     assert run.result().node_hours == pytest.approx(48)
 
 
+@pytest.mark.parametrize(
+    ("rates_rps", "params", "slots", "words"),
+    [
+        ([1.0], {"n": 10_000}, 1_000, "all nodes have 10,000,000 slots"),
+        ([1.0, 3e6], {"n": 1}, 36, "day 1 has 30,000,010 requests"),
+    ],
+)
+def test_what_fits_into_no_memory_is_refused_before_it_begins(
+    rates_rps: list[float], params: dict[str, Any], slots: int, words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        EventRun(np.array(rates_rps), read_strategy(params), service=ServiceModel(slots))
+
+
+def test_a_queue_without_end_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.simulate.MAX_QUEUED", 1_000)
+    run = EventRun(np.full(200, 12.0), read_strategy({"n": 1}))  # 12 come, 3 are served: 18,000 wait
+    with pytest.raises(InvalidInput, match=r"1[78],\d{3} requests wait at the end of day 1"):
+        run.advance()
+
+
 def test_nothing_simulated_has_no_result() -> None:
     with pytest.raises(InvalidInput, match="nothing is simulated"):
         EventRun(np.ones(10), read_strategy({"n": 1})).result()
