@@ -33,6 +33,7 @@ class FittedEngine:
     prompt_tokens: float | None
     output_tokens: float | None
     slots: int | None  # what it was launched with
+    kv_batch: int | None = None  # sequences of its mix that its KV cache holds
 
     @property
     def name(self) -> str:
@@ -75,9 +76,16 @@ def fitted_engines(session: Session) -> list[FittedEngine]:
                 mix.get("prompt_tokens"),
                 mix.get("decode_events"),
                 slots,
+                _held(row.detail),
             )
         )
     return found
+
+
+def _held(detail: dict[str, Any]) -> int | None:
+    """Return the sequences of the measured mix that the KV cache holds; None where it is not known."""
+    held = cast("dict[str, Any]", detail.get("limits") or {}).get("kv")
+    return None if held is None else max(1, int(held))
 
 
 def curve_in(detail: dict[str, Any]) -> StepCurve | None:

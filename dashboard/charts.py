@@ -99,7 +99,7 @@ def timeline(
         "annotations": [],
     }
     if limit is not None:
-        _limit(layout, *limit)
+        add_limit(layout, *limit)
     for marker in markers:
         _mark(layout, zone.axis(marker.at), marker.label)
     shown = (starts[0], starts[-1] + timedelta(milliseconds=step_ms), zone) if starts else None
@@ -145,7 +145,8 @@ def _stretches(low: Sequence[float | None], high: Sequence[float | None]) -> lis
     return found
 
 
-def _limit(layout: dict[str, Any], at: float, label: str) -> None:
+def add_limit(layout: dict[str, Any], at: float, label: str, colour: str = theme.RED) -> None:
+    """Draw a level line with its meaning at its left end."""
     layout["shapes"].append(
         {
             "type": "line",
@@ -154,7 +155,7 @@ def _limit(layout: dict[str, Any], at: float, label: str) -> None:
             "x1": 1,
             "y0": at,
             "y1": at,
-            "line": {"color": theme.RED, "width": 1.5, "dash": "dash"},
+            "line": {"color": colour, "width": 1.5, "dash": "dash"},
         }
     )
     layout["annotations"].append(
@@ -166,7 +167,7 @@ def _limit(layout: dict[str, Any], at: float, label: str) -> None:
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "bottom",
-            "font": {"color": theme.RED, "size": 11},
+            "font": {"color": colour, "size": 11},
         }
     )
 
@@ -231,6 +232,13 @@ def capacity_scatter(
     layout = {
         "margin": _MARGIN,
         "height": height_px,
+        "title": {
+            "text": "Time between tokens by requests at once",
+            "font": {"size": 13},
+            "x": 0,
+            "xanchor": "left",
+            "y": 0.98,
+        },
         "xaxis": {
             "title": {"text": "requests decoding at once (mean of a window)", "font": {"size": 11}},
             "rangemode": "tozero",
@@ -239,7 +247,7 @@ def capacity_scatter(
             "title": {"text": "inter-token latency, ms", "font": {"size": 11}},
             "rangemode": "tozero",
         },
-        "legend": {"orientation": "h", "y": 1.1, "x": 1, "xanchor": "right"},
+        "legend": {"orientation": "h", "y": 1.0, "x": 1, "xanchor": "right", "yanchor": "bottom"},
         "uirevision": "capacity",
     }
     return Figure({"data": data, "layout": layout}, summary, height_px)

@@ -6,6 +6,7 @@ recorded that is drawn as 0.
 
 from __future__ import annotations
 
+from datetime import datetime, time, timedelta
 from typing import Any
 
 from dashboard import theme
@@ -13,6 +14,16 @@ from dashboard.charts import Figure, rounded
 from fleet.day_totals import DayTotals
 
 _HEIGHT_PX = 260
+_WEEK, _DAY_MS = 7, 86_400_000
+
+
+def _span(found: DayTotals) -> dict[str, Any]:
+    """Return the axis up to the last day: a tick a day at most, and the room of a week at least."""
+    first, last = found.days[0].day, found.days[-1].day
+    if (last - first).days >= _WEEK:
+        return {"nticks": 12}
+    end = datetime.combine(last, time(12))
+    return {"range": [f"{end - timedelta(days=_WEEK)}", f"{end}"], "dtick": _DAY_MS}
 
 
 def days_chart(found: DayTotals) -> Figure:
@@ -30,6 +41,7 @@ def days_chart(found: DayTotals) -> Figure:
             "x": days,
             "y": [rounded(float(usd)) for usd in values],
             "marker": {"color": colour},
+            "width": 0.8 * _DAY_MS,  # one day alone has no neighbour to take a width from
             "hovertemplate": "$%{y:,.2f}<extra>" + name + "</extra>",
         }
         for name, values, colour in parts
@@ -46,7 +58,7 @@ def days_chart(found: DayTotals) -> Figure:
             "xanchor": "left",
             "y": 0.98,
         },
-        "xaxis": {"type": "date", "tickformat": "%-d %b", "nticks": 12},
+        "xaxis": {"type": "date", "tickformat": "%-d %b", **_span(found)},
         "yaxis": {"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
         "legend": {"orientation": "h", "y": 1.0, "x": 1, "xanchor": "right", "yanchor": "bottom"},
         "hovermode": "x unified",

@@ -30,10 +30,11 @@ def latency_figure(points: Sequence[FlowPoint], zone: Zone, title: str) -> Figur
         ],
         zone,
         title=title,
-        unit="ms on a log scale",
+        unit="ms",
         summary=f"{title}: p50 and p99 of each minute; of several in a point the median p50 and worst p99",
         height_px=_HEIGHT_PX,
     )
+    figure.spec["layout"]["title"]["text"] = f"{title}, on a log scale (time in {zone.name})"
     seen = [v for p in points for v in (_ms(p.p50_s), _ms(p.p99_s), _ms(p.ttft_p99_s)) if v is not None]
     figure.spec["layout"]["yaxis"] = {"type": "log", **_ticks(seen)}
     return figure
@@ -97,19 +98,10 @@ def utilization_figure(curves: Mapping[str, UtilizationCurve]) -> Figure:
         "yaxis": {"rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.0, "x": 1, "xanchor": "right", "yanchor": "bottom"},
         "uirevision": "utilization",
-        "shapes": [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": level,
-                "y1": level,
-                "line": {"color": colour, "width": 1, "dash": "dash"},
-            }
-            for level, colour in ((TARGET_RHO, theme.RED), (IDLE_P50, theme.GREEN))
-        ],
+        "shapes": [],
         "annotations": [],
     }
+    charts.add_limit(layout, TARGET_RHO, f"{TARGET_RHO:g}, the target")
+    charts.add_limit(layout, IDLE_P50, f"{IDLE_P50:g}: idle if below it half of the time", theme.GREEN)
     said = "; ".join(f"{pool}: half of the time at or below {c.p50:.2f}" for pool, c in curves.items())
     return Figure({"data": data, "layout": layout}, f"Utilization curve. {said}", _HEIGHT_PX)

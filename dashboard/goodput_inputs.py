@@ -9,7 +9,7 @@ import streamlit as st
 
 from control.queries_goodput import FittedEngine
 from dashboard import components, data_studies
-from dashboard.viewmodels_goodput import Asked, measured_words, names
+from dashboard.viewmodels_goodput import Asked, kv_words, measured_words, names
 from fleet.curve_fit import StepCurve
 from fleet.goodput import EngineModel
 from fleet.replay_outcomes import Objectives
@@ -50,11 +50,14 @@ def asked(engines: list[FittedEngine]) -> Asked:
         if engine is None:
             curve = _typed()
         most_gamma = curve.slope_s * output / prompt * 1e6
-        gamma = _real("Prompt token, us", "gamma_us", min(22.0, most_gamma), 0.0, place)
+        gamma = _real("Prompt token, us", "gamma_us", min(22.0, 0.999 * most_gamma), 0.0, place)
         slots = _real(
             "Sequences at once now", "slots", float((engine and engine.slots) or 64), 1.0, place, 4096
         )
-        most = _real("Try up to, at once", "most", 256.0, 1.0, high=4096)
+        held = engine.kv_batch if engine is not None else None
+        whose = place if held is not None else ""
+        most = _real("Try up to, at once", "most", float(min(256, held or 256)), 1.0, whose, 4096)
+        st.caption(kv_words(held))
     model = EngineModel(curve, prompt, output, gamma / 1e6, source=place)
     ttft_now = now.ttft_p95 if now is not None else None
     return Asked(
@@ -79,8 +82,9 @@ def _typed() -> StepCurve:
 
 
 def _real(label: str, name: str, value: float, low: float, place: str = "", high: float = 1e9) -> float:
-    """Draw one number. `place`: whose it is, so that another engine brings its own."""
+    """Draw one number, at first of four digits. `place`: whose it is, so that another brings its own."""
     key = f"goodput_{name}_{place}" if place and place != "typed" else f"goodput_{name}"
     shared = None if place and place != "typed" else "query-params"
-    found = st.number_input(label, float(low), float(high), float(value), key=key, bind=shared, format="%g")
+    begin = float(f"{value:.4g}")
+    found = st.number_input(label, float(low), float(high), begin, key=key, bind=shared, format="%g")
     return float(found or 0.0)

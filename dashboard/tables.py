@@ -12,9 +12,9 @@ import streamlit as st
 column = st.column_config
 
 
-def _bar(top: float, help_: str) -> Any:
+def _bar(label: str, top: float, help_: str) -> Any:
     """Return a bar without a number: beside the number's own column, which shows a dash for unknown."""
-    return column.ProgressColumn(" ", min_value=0, max_value=top, format=" ", help=help_, width=70)
+    return column.ProgressColumn(label, min_value=0, max_value=top, format=" ", help=help_, width=70)
 
 
 def _figure(label: str, help_: str | None = None) -> Any:
@@ -26,7 +26,7 @@ NODES: dict[str, Any] = {
     "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=90),
     "state": column.TextColumn("State, age", width=125),
     "rho": column.NumberColumn("rho", format="%.2f", help="1.0 is the capacity", width=60),
-    "rho bar": _bar(1.2, "rho, from 0 to 1.2"),
+    "rho bar": _bar("0 to 1.2", 1.2, "rho, from 0 to 1.2"),
     "kv": column.NumberColumn("KV used", format="%.0f %%", width=80),
     "waiting": column.NumberColumn("Waiting", width=75),
     "why": column.LinkColumn("Unknown?", display_text="why", help="What is wrong with its data", width=85),
@@ -34,7 +34,7 @@ NODES: dict[str, Any] = {
     "arrivals": column.NumberColumn("Req/s", format="%.2f", help="Arrivals at the node", width=75),
     "interval": column.TextColumn("Interval"),
     "grade": column.TextColumn("Grade", width=60),
-    "kv bar": _bar(100, "KV used, from 0 to 100 %"),
+    "kv bar": _bar("KV", 100, "KV used, from 0 to 100 %"),
     "flags": column.TextColumn("Remarks"),
     "last problem": column.TextColumn("Last problem"),
     "pool": column.TextColumn("Pool"),
@@ -77,10 +77,10 @@ TRAFFIC: dict[str, Any] = {
         "At the gateways: with their queue and the way to the engine and back. Streams only: an answer in "
         "one piece has no first token.",
     ),
-    "why": column.TextColumn("Why refused", width=170),
     "admitted": column.NumberColumn("Admitted", format="localized"),
     "refused": column.NumberColumn("Refused, requests", format="localized"),
     "tokens/s": column.NumberColumn("Output tokens/s", format="localized"),
+    "why": column.TextColumn("Why refused", width=240),
 }
 LATENCY: dict[str, Any] = {
     "latency": column.TextColumn("Latency"),
@@ -169,7 +169,7 @@ SPEND: dict[str, Any] = {
 SUBTOTALS: dict[str, Any] = {
     "of": column.TextColumn("Of"),
     "usd": _figure("USD"),
-    "share": column.ProgressColumn("Share", min_value=0, max_value=100, format="%.1f %%"),
+    "share": column.ProgressColumn("Share", min_value=0, max_value=100, format="%.1f %%", width=130),
 }
 PRICES: dict[str, Any] = {
     "class": column.TextColumn("Price class"),
@@ -197,6 +197,12 @@ QUALITY: dict[str, Any] = {
     "affects": column.TextColumn("Affects", width=150, help="Numbers that are unknown or worse for it"),
     "since": column.TextColumn("Since", width=100),
     "lasted": column.TextColumn("Lasted", width=75, alignment="right"),
+}
+#: What is over: no numbers suffer any more, and the time has room.
+ENDED: dict[str, Any] = QUALITY | {
+    "source": column.LinkColumn("Source", display_text=r"#(.+)$", width=75),
+    "what": column.TextColumn("What", width=160),
+    "since": column.TextColumn("Since", width=185),
 }
 EVIDENCE: dict[str, Any] = {
     "evidence": column.TextColumn("Evidence", width=250),

@@ -22,8 +22,8 @@ BUDGETS: dict[str, Any] = {
     "then": column.TextColumn("Then", width=110),
 }
 GATEWAYS: dict[str, Any] = {
-    "gateway": column.TextColumn("Gateway", width="small"),
-    "does": column.TextColumn("Does", width="small"),
+    "gateway": column.TextColumn("Gateway", width=85),
+    "does": column.TextColumn("Does", width=135),
     "why": column.TextColumn("By its own word", width="large"),
 }
 UNBUDGETED: dict[str, Any] = {

@@ -49,12 +49,12 @@ SUBJECTS: dict[str, Any] = {
     "as of": column.TextColumn("As of"),
 }
 OTHERS: dict[str, Any] = {
-    "state": column.TextColumn("State", width=100),
-    "rule": column.TextColumn("What", width=150),
-    "subject": column.TextColumn("Of", width=120),
-    "value": _figure("Value"),
-    "limit": _figure("Bad above"),
-    "words": column.TextColumn("In words", width="large"),
+    "state": column.TextColumn("State", width=90),
+    "rule": column.TextColumn("What", width=125),
+    "subject": column.TextColumn("Of", width=140),
+    "value": column.TextColumn("Value", alignment="right", width=60),
+    "limit": column.TextColumn("Bad above", alignment="right", width=80),
+    "words": column.TextColumn("In words", width=580),
 }
 SHARES: dict[str, Any] = {
     "tier": column.TextColumn("Tier", width=110),

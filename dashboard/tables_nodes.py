@@ -12,16 +12,16 @@ import streamlit as st
 column = st.column_config
 
 REGISTRY: dict[str, Any] = {
-    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=85),
+    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=75),
     "state": column.TextColumn(
         "State",
-        width=125,
+        width=100,
         help="Draining and resting nodes are in no sum; missing: its source names it no more",
     ),
     "seen": column.TextColumn("Last sample", width=90),
-    "origin": column.TextColumn("Added", width=75, help="By hand, or by the discovery source of that name"),
+    "origin": column.TextColumn("Added", width=70, help="By hand, or by the discovery source of that name"),
     "pool": column.TextColumn("Pool, price", width=105),
-    "address": column.TextColumn("Address", width=140),
+    "address": column.TextColumn("Address", width=138),
 }
 SOURCES: dict[str, Any] = {
     "source": column.TextColumn("Source", width=90),
@@ -36,8 +36,8 @@ PAGES: dict[str, Any] = {
     "page": column.TextColumn("Page"),
     "of": column.TextColumn("Of"),
     "dialect": column.TextColumn("Dialect"),
-    "state": column.TextColumn("State", width=190),
-    "seen": column.TextColumn("Last read", width=100),
+    "state": column.TextColumn("State", width=150),
+    "seen": column.TextColumn("Last read", width=175),
     "from": column.TextColumn("From"),
     "not exported": column.TextColumn(
         "Not exported by this engine", help="Quantities this engine family has no metric for"

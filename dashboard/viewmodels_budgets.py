@@ -153,10 +153,14 @@ def then_text(budget: TenantBudget) -> str:
     if not budget.gateways:
         return f"{_ACTIONS[budget.action]}; no gateway is registered"
     count = Counter(each.doing for each in budget.gateways)
-    said = ", ".join(f"{count[doing]} {doing}" for doing in Doing if count[doing])
+    said = ", ".join(f"{count[doing]} {_does(doing, count[doing])}" for doing in Doing if count[doing])
     said = f"{'gateway' if len(budget.gateways) == 1 else 'gateways'}: {said}"
     shadow = {Mode.SHADOW: " in shadow", Mode.OFF: " switched off", Mode.ENFORCE: ""}[budget.mode]
     return f"{_ACTIONS[budget.action]}{shadow} ({said})"
+
+
+def _does(doing: Doing, count: int) -> str:
+    return "only count" if doing is Doing.COUNTS and count > 1 else doing
 
 
 def gateway_rows(budget: TenantBudget) -> dict[str, list[Any]]:

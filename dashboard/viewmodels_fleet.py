@@ -283,10 +283,10 @@ def traffic_rows(found: Traffic) -> dict[str, list[Any]]:
         "refused %": [100 * t.refused_total / t.offered if t.offered else None for t in traffic],
         "wait p95": [words.quantile(t.queue_wait.p95) for t in traffic],
         "TTFT p95": [words.quantile(t.ttft.p95) for t in traffic],
-        "why": [why_refused(t) for t in traffic],
         "admitted": [t.dispatched for t in traffic],
         "refused": [t.refused_total if t.offered is not None else None for t in traffic],
         "tokens/s": [_tokens_per_s(t, found.covered_s) for t in traffic],
+        "why": [why_refused(t) for t in traffic],
     }
 
 

@@ -52,6 +52,13 @@ def measured_words(engine: FittedEngine, now: Today | None) -> str:
     )
 
 
+def kv_words(held: int | None) -> str:
+    """Return what the KV cache holds of the mix; `held` sequences, None where nobody knows."""
+    if held is None:
+        return "The KV cache is not looked at: enter at most what it holds."
+    return f"The KV cache holds {words.count(held)} sequences of this engine's mix: no more are tried."
+
+
 def headline(asked: Asked, advice: Advice) -> tuple[words.Tone, str]:
     """Return the answer in one sentence."""
     best = advice.best
@@ -59,6 +66,8 @@ def headline(asked: Asked, advice: Advice) -> tuple[words.Tone, str]:
         return "act", advice.words[0]
     rate, now = best.best.rate, asked.today_rate
     said = f"Admit {rate:.2f} requests/s an engine, {best.batch} at once"
+    if asked.in_use is not None and asked.in_use != best.batch:
+        said += f" instead of {asked.in_use}"
     if now is None:
         return "plain", f"{said}."
     if now > rate:

@@ -20,14 +20,21 @@ def first_token_figure(points: Sequence[LatencyPoint], zone: Zone) -> Figure:
     return charts.timeline(
         [point.at for point in points],
         [
-            Line("p50", [_ms(point.view.p50) for point in points], theme.BLUE),
-            Line("p95", [_ms(point.view.p95) for point in points], theme.ORANGE),
+            _line("p50", [point.view.p50 for point in points], theme.BLUE),
+            _line("p95", [point.view.p95 for point in points], theme.ORANGE),
         ],
         zone,
         title="Time to first token at the engines",
         unit="ms",
         summary="median and 95th percentile of the time to first token over time",
     )
+
+
+def _line(name: str, found: Sequence[Quantile | None], colour: str) -> Line:
+    """Return one percentile over time; one that no point can show says why where its name stands."""
+    values = [_ms(one) for one in found]
+    is_thin = not any(value is not None for value in values) and any(one and one.too_few for one in found)
+    return Line(f"{name}: too few requests a point" if is_thin else name, values, colour)
 
 
 def _ms(found: Quantile | None) -> float | None:

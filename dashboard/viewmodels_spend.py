@@ -75,7 +75,7 @@ def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
             *(_metered(line, line.output_tokens) for line in lines),
             sum(line.output_tokens for line in lines),
         ],
-        "hours": [*(f"{line.node_hours:,.2f}" for line in lines), f"{month.node_hours:,.2f}"],
+        "hours": [*(f"{line.node_hours:,.4f}" for line in lines), f"{month.node_hours:,.4f}"],
         "usd": [*(words.cents(line.amount_usd) for line in lines), words.cents(month.total_usd)],
     }
 
@@ -140,11 +140,17 @@ def price_rows(prices: Sequence[Price], zone: Zone) -> dict[str, list[Any]]:
     return {
         "class": [p.price_class.replace("_", " ") for p in prices],
         "pool": [p.pool or "all pools" for p in prices],
-        "usd": [f"{p.usd_per_node_hour.normalize():f}" for p in prices],
+        "usd": [_price(p.usd_per_node_hour) for p in prices],
         "from": [zone.stamp(p.effective_from) for p in prices],
         "source": [p.source for p in prices],
         "by": [p.created_by for p in prices],
     }
+
+
+def _price(usd: Decimal) -> str:
+    """Return a price with cents, and with more digits where it has them."""
+    short = usd.quantize(Decimal("0.01"))
+    return f"{short:,}" if short == usd else f"{usd.normalize():,f}"
 
 
 def start_of(day: date | None) -> datetime | None:

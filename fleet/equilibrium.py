@@ -105,7 +105,7 @@ def age_signal(minutes: Sequence[Minute]) -> Signal:
     is_raised = all(s > limit for s, limit in zip(shares, limits, strict=True)) or all(
         s < -limit for s, limit in zip(shares, limits, strict=True)
     )
-    shown = ", ".join(f"{share:+.0%}" for share in shares)
+    shown = ", ".join(f"{round(share, 2) + 0.0:+.0%}" for share in shares)  # no "-0%"
     return Signal(
         "age",
         is_raised,

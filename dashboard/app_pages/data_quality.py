@@ -39,7 +39,7 @@ def live() -> None:
     st.subheader("Ended in the chosen range")
     if ended:
         rows = vm.rows(ended, at, chosen.zone, has_ended=True)
-        components.table(rows, tables.QUALITY, key="ended")
+        components.table(rows, tables.ENDED, key="ended")
     else:
         st.markdown("Nothing ended in this range.")
     st.caption(vm.cut_text(found.value))

@@ -27,7 +27,7 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
         st.warning(line)
     if not spend.lines:
         st.info("No node was observed up in this month, so nothing was spent.")
-    for column, by in zip(components.places(3), ("tenant", "tier", "model"), strict=True):
+    for column, by in zip(components.places(3, min_px=330), ("tenant", "tier", "model"), strict=True):
         with column:
             st.subheader(f"By {by}")
             components.table(vm.subtotal_rows(spend, by), tables.SUBTOTALS, key=f"by_{by}")
