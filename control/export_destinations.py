@@ -86,7 +86,7 @@ def add_folder(
 ) -> None:
     """Drop files into a folder of the controller's machine. Raises InvalidInput, Conflict, Forbidden."""
     pure = PurePosixPath(path)
-    if not pure.is_absolute() or ".." in pure.parts or "\x00" in path or len(path) > 300:
+    if not pure.is_absolute() or ".." in pure.parts or not path.isprintable() or len(path) > 300:
         raise InvalidInput(
             "the folder is not an absolute path", hint="Write it as /srv/finance", field="path"
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import codecs
 import csv
-import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -25,7 +25,10 @@ MAX_BYTES = 50_000_000
 MAX_ROWS = 250_000
 MAX_COLUMNS = 400
 MAX_CELL_CHARACTERS = 4_000
+MAX_LINE_CHARACTERS = 200_000
 _KEPT_CHARACTERS = 300
+_MOST_BLANK_ROWS = 4 * MAX_ROWS  # blank rows count nothing, but reading them takes time
+_LINE = re.compile(r"[^\r\n]+(?:\r\n|\r|\n)?|\r\n|\r|\n")
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -73,7 +76,7 @@ def read_invoice(body: bytes, given: FileMapping) -> InvoiceFile:
     header = [_printable(name) for name in rows[0][1]]
     _require_header(header)
     reader = _Reader.of(header, rows[1:], given)
-    lines = tuple(reader.line(number, row) for number, row in rows[1:] if any(map(str.strip, row)))
+    lines = tuple(reader.line(number, row) for number, row in rows[1:])
     if not lines:
         raise InvalidInput("the file has a header and no lines", hint="Give the whole invoice")
     _require_no_total(lines)
@@ -196,19 +199,19 @@ def _delimiter(text: str) -> str:
 
 
 def _rows(text: str, delimiter: str) -> list[Row]:
-    """Return rows with their numbers, from the header on."""
+    """Return rows with something in them and their numbers, from the header on."""
     rows: list[Row] = []
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        reader = csv.reader(_lines(text), delimiter=delimiter, strict=True)
         for number, row in enumerate(reader, 1):
-            if not rows and not any(cell.strip() for cell in row):
+            if not any(map(str.strip, row)) and number < _MOST_BLANK_ROWS:
                 continue
             if len(row) > MAX_COLUMNS or any(len(cell) > MAX_CELL_CHARACTERS for cell in row):
                 raise InvalidInput(
                     f"row {number} is over {MAX_COLUMNS} cells, or {MAX_CELL_CHARACTERS} characters in one",
                     hint="Give the provider's CSV as it was downloaded",
                 )
-            if len(rows) > MAX_ROWS:
+            if len(rows) > MAX_ROWS or number >= _MOST_BLANK_ROWS:
                 raise InvalidInput(
                     f"the file has over {MAX_ROWS:,} rows", hint="Give the daily or monthly export"
                 )
@@ -220,6 +223,18 @@ def _rows(text: str, delimiter: str) -> list[Row]:
     if not rows:
         raise InvalidInput("the file is empty", hint="Give the provider's CSV with its header")
     return rows
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines with their ends, bounded before anybody splits them into cells."""
+    for found in _LINE.finditer(text):
+        line = found[0]
+        if len(line) > MAX_LINE_CHARACTERS:
+            raise InvalidInput(
+                f"a line has over {MAX_LINE_CHARACTERS:,} characters",
+                hint="Give the provider's CSV as it was downloaded",
+            )
+        yield line
 
 
 def _require_header(header: Sequence[str]) -> None:

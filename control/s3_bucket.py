@@ -75,7 +75,7 @@ class Bucket:
                 return answer.status, answer.read(_MAX_ANSWER_BYTES)
             finally:
                 connection.close()
-        except (OSError, http.client.HTTPException) as exc:
+        except (OSError, UnicodeError, http.client.HTTPException) as exc:  # UnicodeError: no host's name
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
             raise Unavailable(
                 f"{parts.netloc} cannot be reached: {why}", hint="It is tried again by itself"
@@ -90,8 +90,10 @@ def checked_endpoint(url: str) -> str:
         _ = parts.port
     except ValueError:
         raise InvalidInput("the endpoint is not a URL", hint=hint, field="endpoint") from None
-    is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and len(url) <= 300
-    if not is_plain or parts.query or parts.fragment or "@" in parts.netloc or not url.isprintable():
+    is_plain = parts.scheme in ("http", "https") and len(url) <= 300 and url.isascii() and url.isprintable()
+    labels = (parts.hostname or "").removesuffix(".").split(".")
+    is_host = all(0 < len(label) < 64 for label in labels)  # RFC 1035, 2.3.4
+    if not (is_plain and is_host) or parts.query or parts.fragment or "@" in parts.netloc:
         raise InvalidInput(
             "the endpoint is not an address of http or https without user name and query",
             hint=hint,

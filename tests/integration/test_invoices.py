@@ -335,3 +335,17 @@ def test_a_total_in_the_last_row_is_not_one_more_charge() -> None:
         read_invoice(INVOICE + total, FileMapping())
     tax = total.replace(b"2155.00", b"409.45")
     assert len(read_invoice(INVOICE + tax, FileMapping()).lines) == 5
+
+
+def test_a_line_without_end_and_blank_rows_fill_no_memory() -> None:
+    with pytest.raises(InvalidInput, match="over 200,000 characters"):
+        read_invoice(INVOICE + b"," * 200_001, FileMapping())
+    blank = b",,,,,\r\n" * 300_000  # more than the rows a file may have, had they anything in them
+    found = read_invoice(INVOICE + blank + b"2026-03-04,on-demand,1,28,28,USD\r\n", FileMapping())
+    assert [line.number for line in found.lines] == [2, 3, 4, 5, 300_006]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_end_as_they_like_and_may_end_within_quotes(end: bytes) -> None:
+    body = INVOICE.replace(b"Support", b'"Support\r\n(Business)"').replace(b"\r\n", end)
+    assert [line.number for line in read_invoice(body, FileMapping()).lines] == [2, 3, 4, 5]

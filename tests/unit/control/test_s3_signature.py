@@ -49,6 +49,9 @@ def test_the_secret_shows_nowhere() -> None:
 @pytest.mark.parametrize(
     "url",
     [
+        "https://a..b",
+        "https://" + "a" * 64 + ".example",
+        "https://b\u00fcro.example",
         "s3://bucket",
         "https://",
         "host",
