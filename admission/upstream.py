@@ -183,7 +183,7 @@ class Upstream:
         now_s = self._loop.time()
         while kept:
             wire = kept.pop()
-            if wire.is_open and now_s - wire.left_at_s < KEEP_ALIVE_S:
+            if now_s - wire.left_at_s < KEEP_ALIVE_S and wire.is_quiet:
                 return wire
             wire.cut()
         return None

@@ -9,6 +9,7 @@ answer in it, and a node that fills our memory.
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import cast
 
 import httptools
@@ -124,6 +125,18 @@ class Wire(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._error is None and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Say whether it is open and nothing came: an end that still waits to be read is an end.
+
+        Without this a node that closes after its answers loses every request that follows at once.
+        """
+        if self._transport is None or not self.is_open:
+            return False
+        coming = select.poll()
+        coming.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not coming.poll(0)
 
     async def _wait(self) -> None:
         if self._error is not None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -233,6 +235,38 @@ def test_a_connection_the_node_means_to_close_is_not_used_again(name: str) -> No
         assert node.connections == 3
 
     run(story, Node(lambda _: [ANSWERS[name]]))
+
+
+def test_a_node_that_closes_after_each_answer_loses_no_request() -> None:
+    """It does not say that it closes, and its end is there before our loop had a look at it."""
+    rounds = 20
+    closed = [threading.Event() for _ in range(rounds)]
+    got: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        for one in closed:
+            connection, _ = listening.accept()
+            with connection:
+                got.append(connection.recv(65_536))
+                connection.sendall(ANSWERS["length"])
+            one.set()
+
+    async def play(port: int) -> None:
+        async with Upstream(settings()) as upstream:
+            for one in closed:
+                assert await whole(upstream, f"http://127.0.0.1:{port}/") == b'{"a": "bc"}'
+                one.wait(60)  # the loop stands still meanwhile
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60)
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        try:
+            asyncio.run(play(listening.getsockname()[1]))
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)  # wakes it where it still waits
+            thread.join(60)
+    assert len(got) == rounds
 
 
 @pytest.mark.parametrize("extra", [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"garbage", b"\r\nx"])
