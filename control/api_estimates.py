@@ -35,6 +35,8 @@ class StartBody(Body):
     seed: int = 1
     slots: int = 36
     squared_cv: float = 0.6
+    gate_days: int | None = None  # so many days through the real gate instead
+    kv_tokens: int | None = None  # of a node before the gate
 
 
 def _compare(asked: Asked) -> dict[str, Any]:
@@ -79,7 +81,9 @@ def _run(asked: Asked) -> dict[str, Any]:
 def _start(asked: Asked) -> dict[str, Any]:
     body: StartBody = asked.body
     ready = read_comparison(body.document, lambda name: stored_traffic(asked.session, name))
-    precision = Precision(body.replications, body.seed, body.slots, body.squared_cv)
+    precision = Precision(
+        body.replications, body.seed, body.slots, body.squared_cv, body.gate_days, body.kv_tokens
+    )
     run = enqueue(asked.session, ready, body.strategy, precision, actor=asked.actor, now=asked.now)
     return _run_json(run_of(asked.session, run))
 

@@ -5,6 +5,7 @@ Prevents: a month that can only be started from a page, and a queue nobody can l
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ import signal
 import socket
 import threading
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
@@ -44,32 +46,45 @@ def list_runs(number: int | None, as_json: bool) -> None:
         click.echo(json.dumps([asdict(one) for one in found], indent=1, default=str))
         return
     for one in found:
-        click.echo(_line(one))
+        click.echo(_line(one, SystemClock().now()))
     if not found:
         click.echo("no simulation was asked for yet")
 
 
-def _line(run: RunView) -> str:
+def _line(run: RunView, now: datetime) -> str:
     done = f"{run.days_done} of {run.days} days"
-    return f"{run.id:>6}  {run.state:10} {done:>18}  {run.strategy}  {run.error}".rstrip()
+    how = "gate" if "gate" in run.spec else "events"
+    left_s = run.left_s(now)
+    left = "" if left_s is None else f"about {left_s / 60:.0f} min left"
+    return f"{run.id:>6}  {run.state:10} {done:>18}  {how:6}  {run.strategy}  {run.error}{left}".rstrip()
 
 
 @click.command("start")
 @click.argument("document", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strategy", "names", multiple=True, help="Its name; all of them unless said.")
-@click.option("--replications", type=int, default=3, show_default=True)
+@click.option("--replications", type=int, help="3 unless said; through the gate 1.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--slots", type=int, default=36, show_default=True, help="A node's.")
 @click.option("--cv2", type=float, default=0.6, show_default=True, help="Of service times.")
+@click.option("--gate-days", type=int, help="So many days through the real gate instead, 1 to 30.")
+@click.option("--kv-tokens", type=int, help="KV cache of a node, with --gate-days; plenty unless said.")
 def start(
-    document: Path, names: tuple[str, ...], replications: int, seed: int, slots: int, cv2: float
+    document: Path,
+    names: tuple[str, ...],
+    replications: int | None,
+    seed: int,
+    slots: int,
+    cv2: float,
+    gate_days: int | None,
+    kv_tokens: int | None,
 ) -> None:
     """Ask for months of DOCUMENT's strategies, simulated request by request.
 
     DOCUMENT is a comparison as JSON; its traffic is a bundled one or one of `estimate traces`.
     """
     text, _ = read_input(document)
-    precision, clock = Precision(replications, seed, slots, cv2), SystemClock()
+    months = replications if replications is not None else (3 if gate_days is None else 1)
+    precision, clock = Precision(months, seed, slots, cv2, gate_days, kv_tokens), SystemClock()
     with transaction() as session:
         ready: Comparable = read_comparison(
             json_object(text, "the comparison"), lambda name: stored_traffic(session, name)
@@ -85,7 +100,7 @@ def cancel_run(number: int) -> None:
     """End the simulation with NUMBER."""
     with transaction() as session:
         cancel(session, number, actor=me(), now=SystemClock().now())
-    click.echo(f"run {number} is cancelled, or will be at the end of its day")
+    click.echo(f"run {number} is cancelled, or will be within seconds")
 
 
 @click.command("work")
@@ -103,6 +118,8 @@ def work() -> None:
     os.nice(10)  # a page or a scrape round goes first
     engine = make_engine(resolve_dsn(settings), pool_size=1)
     name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not look at it millions of times
     try:
         require_head(engine)
         ended = Worker(engine, SystemClock(), name, stop.is_set).work()

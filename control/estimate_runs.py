@@ -229,7 +229,7 @@ def comparable(spec: Mapping[str, Any], traffic: Callable[[str], RateProfile]) -
 
 
 def cancel(session: Session, run: int, *, actor: Actor, now: datetime) -> None:
-    """End a run: one that waits at once, one that runs at the end of its day. NotFound, Conflict."""
+    """End a run: one that waits at once, one that runs at the end of its slice. NotFound, Conflict."""
     require(actor, Permission.RUN_ESTIMATES)
     row = session.get(EstimateRunRow, run, with_for_update=True)
     if row is None:

@@ -25,7 +25,7 @@ from fleet.clock import Clock
 from fleet.comparison import cost_usd
 from fleet.errors import FleetError, InvalidInput
 from fleet.fluid import DAY_BINS
-from fleet.gate_month import GateRun
+from fleet.gate_month import GateRun, explained
 from fleet.month_result import MonthResult, as_dict
 from fleet.simulate import EventRun
 from fleet.simulation_snapshot import resume, snapshot
@@ -216,7 +216,8 @@ def _month(ready: Comparable, run: EventRun | GateRun) -> dict[str, Any]:
     found = _totals(ready, run.result())
     if isinstance(run, GateRun):
         found["tiers"] = {one.tier.value: one.as_dict() for one in run.tiers()}
-        found["events"] = _totals(ready, run.events.result())
+        events = run.events.result()
+        found["events"], found["difference"] = _totals(ready, events), explained(run, events)
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -29,6 +30,8 @@ from dashboard.deps import Deps, deps
 from dashboard.live_plot import PLOTLY_PATH
 from dashboard.sign_in_page import safe_next, sign_in_page
 from fleet.errors import FleetError, InvalidInput, Unauthenticated
+from fleet.fluid import simulate
+from fleet.strategies import Strategy
 
 SIGN_IN_PATH = "/sign-in"
 MAX_FORM_BYTES = 8_192
@@ -198,3 +201,9 @@ def warm() -> None:
     """Do at the start what the first visitor would wait for."""
     deps()
     _plotly_gzipped()
+    threading.Thread(target=compile_estimates, name="compile-estimates", daemon=True).start()
+
+
+def compile_estimates() -> None:
+    """Compile the loop of estimates, or load it from the cache: seconds that no visitor should wait."""
+    simulate([1.0], Strategy(1))

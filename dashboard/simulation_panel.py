@@ -14,31 +14,49 @@ from control.estimate_runs import Precision
 from control.roles import Permission
 from dashboard import access, actions_estimates, components, data, data_estimates, state
 from dashboard import tables_estimates as tables
+from dashboard import viewmodels_gate_days as gate_vm
 from dashboard import viewmodels_simulation as vm
 from fleet.comparison import Comparison
 from fleet.errors import FleetError
 
-PRECISION = Precision()
+#: How every request is simulated.
+METHODS = {
+    "One queue, 3 months": Precision(),
+    "Real gate, 1 day": Precision(replications=1, gate_days=1),
+    "7 days": Precision(replications=1, gate_days=7),
+    "30 days": Precision(replications=1, gate_days=30),
+}
 TICK_S = 2.0
 
 
 def simulation_panel(ready: Comparable, compared: Comparison) -> None:
     """Draw the panel; it draws itself again while something waits or runs."""
-    first = data_estimates.simulations(ready, PRECISION)
+    names = list(METHODS)
+    chosen = st.segmented_control("How", names, default=names[0], key="simulation_method")
+    precision = METHODS[chosen or names[0]]
+    first = data_estimates.simulations(ready, precision)
     is_open = bool(vm.open_runs(first.value or {}))
-    components.live(lambda: _draw(ready, compared), TICK_S if is_open else None)
+    components.live(lambda: _draw(ready, compared, precision), TICK_S if is_open else None)
 
 
-def _draw(ready: Comparable, compared: Comparison) -> None:
-    reading = data_estimates.simulations(ready, PRECISION)
+def _draw(ready: Comparable, compared: Comparison, precision: Precision) -> None:
+    reading = data_estimates.simulations(ready, precision)
     if components.problem(reading, data.now(), state.filters().zone) or reading.value is None:
         return
-    hashes, found = data_estimates.run_hashes(ready, PRECISION), reading.value
-    st.caption(vm.summary(hashes, found, PRECISION))
-    components.table(vm.rows(compared, hashes, found), tables.METHODS, key="methods")
+    hashes, found, now = data_estimates.run_hashes(ready, precision), reading.value, data.now()
+    open_runs = vm.open_runs(found)
+    silent_s = data_estimates.silence().value if open_runs else None
+    if silent_s is not None:
+        st.warning(vm.silence_line(silent_s))
+    if precision.gate_days is None:
+        st.caption(vm.summary(hashes, found, precision))
+        components.table(vm.rows(compared, hashes, found, now), tables.METHODS, key="methods")
+    else:
+        st.caption(gate_vm.summary(ready.profile.month(), hashes, found, precision))
+        rows = gate_vm.rows(compared, hashes, found, now)
+        components.table(rows, tables.GATE_DAYS, key="gate_days", is_wrapped=True)
     person = access.look_up(is_active=False)
     why = None if person is None else person.may_not(Permission.RUN_ESTIMATES)
-    open_runs = vm.open_runs(found)
     missing = [key for key in hashes.values() if key not in found or found[key].state in _AGAIN]
     left, right = components.two()
     if left.button(
@@ -48,7 +66,7 @@ def _draw(ready: Comparable, compared: Comparison) -> None:
         disabled=why is not None or not missing,
         help=why or "In the background; the controller does it, one strategy after the other",
     ):
-        _try(lambda: actions_estimates.simulate_all(ready, PRECISION))
+        _try(lambda: actions_estimates.simulate_all(ready, precision))
     if open_runs and right.button(
         "Cancel", icon=":material/stop:", key="cancel_runs", disabled=why is not None, help=why
     ):

@@ -64,4 +64,22 @@ METHODS: dict[str, Any] = {
     "slo events": _figure("In objective, events"),
     "difference": column.TextColumn("Why they differ", width="large"),
 }
+GATE_DAYS: dict[str, Any] = {
+    "strategy": column.TextColumn("Strategy", width="medium", pinned=True),
+    "state": column.TextColumn("Simulation"),
+    "progress": column.ProgressColumn("Days", format="percent", min_value=0.0, max_value=1.0),
+    "usd": _figure("USD of these days"),
+    "refused events": _figure("Refused, one queue"),
+    "refused": _figure("Refused, gate"),
+    "interactive": _figure("Interactive", "Of its own requests, refused by the gate"),
+    "batch": _figure("Batch", "Of its own requests, refused by the gate"),
+    "best_effort": _figure("Best effort", "Of its own requests, refused by the gate"),
+    "p95 events": _figure("p95, one queue"),
+    "p95": _figure("p95, gate"),
+    "p99 events": _figure("p99, one queue"),
+    "p99": _figure("p99, gate"),
+    "slo events": _figure("In objective, one queue"),
+    "slo": _figure("In objective, gate"),
+    "difference": column.TextColumn("What the gate does", width="large"),
+}
 MEASURED: dict[str, Any] = INPUTS

@@ -7,10 +7,11 @@ taken for certainty, and a difference between two methods left unexplained.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from control.estimate_runs import Precision, RunView
-from dashboard import words
+from dashboard import times, words
 from dashboard.viewmodels_comparison import usd
 from fleet.comparison import Comparison, Outcome
 from fleet.replications import Spread, spread
@@ -27,7 +28,7 @@ SMOOTH, BURSTY = 0.005, 0.04
 
 
 def rows(
-    compared: Comparison, hashes: Mapping[str, str], found: Mapping[str, RunView]
+    compared: Comparison, hashes: Mapping[str, str], found: Mapping[str, RunView], now: datetime
 ) -> dict[str, list[Any]]:
     """Return the two methods side by side by column, one row a strategy."""
     columns: dict[str, list[Any]] = {
@@ -40,7 +41,7 @@ def rows(
         months = [] if run is None else list(run.months.values())
         values = (
             one.name,
-            "not asked for" if run is None else state(run),
+            "not asked for" if run is None else state_and_left(run, now),
             None if run is None else run.days_done / run.days,
             usd(one.cost_usd),
             _shown(_spread(months, "cost_usd"), usd),
@@ -61,8 +62,16 @@ def state(run: RunView) -> str:
     """Return where a run stands."""
     said = STATES[run.state]
     if run.state == "running" and run.cancel_requested:
-        said = "ends after this day"
+        said = "ends in a moment"
     return f"{said}: {run.error}" if run.error else said
+
+
+def state_and_left(run: RunView, now: datetime) -> str:
+    """Return where a run stands and about how long it still takes."""
+    left_s = run.left_s(now)
+    if left_s is None:
+        return state(run)
+    return f"{state(run)}, about {words.plural(max(1, round(left_s / 60)), 'minute')} left"
 
 
 def _percent(value: float) -> str:
@@ -111,6 +120,14 @@ def summary(hashes: Mapping[str, str], found: Mapping[str, RunView], precision: 
         f"variation {precision.squared_cv:g}. In brackets: 95 % interval of the mean."
     )
     return f"{how} {done:,} of {of:,} days are done." if runs else f"{how} Nobody asked for it yet."
+
+
+def silence_line(silent_s: float) -> str:
+    """Return what to do about simulations that nobody goes on with."""
+    return (
+        f"Nobody has simulated for {times.age(silent_s)}, though something waits: is `rhodeck control` "
+        "running? It goes on from where it stood; until then no day is added here."
+    )
 
 
 def open_runs(found: Mapping[str, RunView]) -> list[RunView]:

@@ -58,6 +58,10 @@ class DayCounts:
     lost: list[int] = field(default_factory=lambda: [0] * len(TIERS))  # in flight on interrupted nodes
 
 
+#: A request: place, time, place of its tier, prompt tokens, seconds in the engine, output tokens.
+_Asked = tuple[int, float, int, int, float, int]
+
+
 class GateDay:
     """The gate, the nodes behind it and the clock, from `first_bin` to `last_bin` of a plan."""
 
@@ -81,9 +85,11 @@ class GateDay:
         self._names = count(1)
         self._nodes: list[str] = []
         self._burst: list[str] = []
-        self._ends: list[tuple[float, int, Lease]] = []  # (end, place, lease)
-        self._longer: dict[int, Lease] = {}  # place -> answer longer than what was reserved for it
-        self._waiting: dict[int, int] = {}  # ticket -> place
+        self._ends: list[tuple[float, int, _Asked, Lease]] = []  # (end, place, …)
+        self._longer: dict[
+            int, tuple[_Asked, Lease]
+        ] = {}  # by place: answers longer than what was reserved
+        self._waiting: dict[int, _Asked] = {}  # by ticket
         self._observe_s = _NEVER
 
     @property
@@ -113,12 +119,15 @@ class GateDay:
         counted_from, offered, waiting = t.counted_from, self.counts.offered, self._waiting
         offer, request_of = self._gate.offer, self._request
         rows = zip(
-            t.at_s[first:last].tolist(),
-            t.tier[first:last].tolist(),
-            t.prompt_tokens[first:last].tolist(),
+            range(first, last),
+            *(
+                column[first:last].tolist()
+                for column in (t.at_s, t.tier, t.prompt_tokens, t.service_s, t.output_tokens)
+            ),
             strict=True,
         )
-        for place, (now_s, tier, prompt) in enumerate(rows, first):
+        for asked in rows:
+            place, now_s, tier, prompt, _, _ = asked
             self._pass_to(now_s)
             if now_s >= self._observe_s:
                 self._observe(now_s)
@@ -126,11 +135,11 @@ class GateDay:
                 offered[tier] += 1
             decision = offer(request_of(tier, prompt), now_s)
             if isinstance(decision, Dispatch):
-                self._start(place, decision.lease, now_s)
+                self._start(asked, decision.lease, now_s)
             elif isinstance(decision, Refused):
-                self._refuse(place, decision.outcome)
+                self._refuse(asked, decision.outcome)
             else:
-                waiting[decision.ticket.ticket_id] = place
+                waiting[decision.ticket.ticket_id] = asked
                 self._poll(now_s)
         return last - first
 
@@ -171,27 +180,25 @@ class GateDay:
 
     def _lose(self, taken: set[str], now_s: float) -> None:
         """End what runs on nodes that were taken away, unanswered."""
-        lost = [entry for entry in self._ends if entry[2].node in taken]
+        lost = [entry for entry in self._ends if entry[-1].node in taken]
         if not lost:
             return
-        self._ends[:] = [entry for entry in self._ends if entry[2].node not in taken]
+        self._ends[:] = [entry for entry in self._ends if entry[-1].node not in taken]
         heapify(self._ends)
-        for _, place, lease in lost:
+        for _, place, asked, lease in lost:
             self._longer.pop(place, None)
             self._gate.release(
                 lease, prompt_tokens=None, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=now_s
             )
             if place >= self._traffic.counted_from:
-                self.counts.lost[int(self._traffic.tier[place])] += 1
+                self.counts.lost[asked[2]] += 1
 
     def _observe(self, now_s: float) -> None:
-        traffic, node = self._traffic, self._node
-        for place, lease in self._longer.items():
-            part = (now_s - lease.opened_at_s) / traffic.service_s[place]
-            produced = int(traffic.output_tokens[place] * min(part, 1.0))
+        for (_, _, _, _, service_s, output_tokens), lease in self._longer.values():
+            produced = int(output_tokens * min((now_s - lease.opened_at_s) / service_s, 1.0))
             if produced > lease.output_tokens:
                 self._gate.extend(lease, produced, now_s)
-        capacity = node.kv_capacity_tokens
+        capacity = self._node.kv_capacity_tokens
         states = [
             NodeState(name, True, now_s, capacity, 0.0, 0, 0)
             for names in (self._nodes, self._burst)
@@ -218,36 +225,35 @@ class GateDay:
             if waiting:
                 self._poll(now_s)
 
-    def _start(self, place: int, lease: Lease, now_s: float) -> None:
-        traffic = self._traffic
-        heappush(self._ends, (now_s + float(traffic.service_s[place]), place, lease))
-        if traffic.output_tokens[place] > lease.output_tokens:
-            self._longer[place] = lease
-        if place >= traffic.counted_from:
-            tier = int(traffic.tier[place])
+    def _start(self, asked: _Asked, lease: Lease, now_s: float) -> None:
+        place, _, tier, _, service_s, output_tokens = asked
+        heappush(self._ends, (now_s + service_s, place, asked, lease))
+        if output_tokens > lease.output_tokens:
+            self._longer[place] = (asked, lease)
+        if place >= self._traffic.counted_from:
             self.counts.waits_s[tier].append(lease.queued_s)
 
     def _finish(self, now_s: float) -> None:
-        traffic, ends = self._traffic, self._ends
-        _, place, lease = heappop(ends)
+        _, place, asked, lease = heappop(self._ends)
         self._longer.pop(place, None)
         self._gate.release(
             lease,
             prompt_tokens=lease.prompt_tokens,
-            output_tokens=int(traffic.output_tokens[place]),
+            output_tokens=asked[5],
             outcome=Outcome.COMPLETED,
             now_s=now_s,
         )
 
     def _poll(self, now_s: float) -> None:
         for event in self._gate.poll(now_s):
-            place = self._waiting.pop(event.ticket.ticket_id)
+            asked = self._waiting.pop(event.ticket.ticket_id)
             if isinstance(event, Started):
-                self._start(place, event.lease, now_s)
+                self._start(asked, event.lease, now_s)
             else:
-                self._refuse(place, event.outcome)
+                self._refuse(asked, event.outcome)
 
-    def _refuse(self, place: int, outcome: Outcome) -> None:
+    def _refuse(self, asked: _Asked, outcome: Outcome) -> None:
+        place, at_s, tier, _, _, _ = asked
         if place >= self._traffic.counted_from:
-            self.counts.refused[int(self._traffic.tier[place])][outcome] += 1
-            self.counts.refused_at_s.append(float(self._traffic.at_s[place]))
+            self.counts.refused[tier][outcome] += 1
+            self.counts.refused_at_s.append(at_s)
