@@ -18,6 +18,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import func, insert, select
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from control import audit
@@ -31,6 +32,7 @@ from fleet.months import month_of
 PROVIDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 CURRENCY = re.compile(r"[A-Z]{3}")
 _ONE_INSERT = 2_000
+_LOCK_NOT_AVAILABLE = "55P03"
 _UTC = ZoneInfo("UTC")
 
 
@@ -225,7 +227,7 @@ def _month_of_lines(file: InvoiceFile, asked: str | None) -> str:
     if not months and asked is None:
         raise InvalidInput(
             "the invoice has no column of days",
-            hint="Say --month 2026-11, or name the column",
+            hint="Name the column: --map day=COLUMN; where there is none, say which month: --month 2026-11",
             field="month",
         )
     likely, count = months.most_common(1)[0] if months else (asked or "", 0)
@@ -275,8 +277,15 @@ def _read_as(mapping: FileMapping) -> FileMapping:
 
 
 def _lock(session: Session, provider: str) -> None:
-    """Let nobody else import or assign of this provider until the transaction ends."""
-    session.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"invoice {provider}"))))
+    """Let nobody else import or assign of this provider until the transaction ends. Raises Conflict."""
+    try:
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"invoice {provider}"))))
+    except OperationalError as exc:
+        if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise Conflict(
+            f"another invoice of {provider} is being imported", hint="Try again", retryable=True
+        ) from exc
 
 
 def _save_mapping(

@@ -11,7 +11,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, text
 from sqlalchemy.orm import Session
 
 from control import invoices as book
@@ -315,6 +315,18 @@ def test_first_invoices_of_two_months_at_once_are_both_imported(books: FreshData
         assert list(pool.map(run, ("2026-02", "2026-03"))) == [True, True]
     with session_scope(books.engine) as session:
         assert {each.month for each in book.invoices(session)} == {"2026-02", "2026-03"}
+
+
+def test_an_import_that_waits_too_long_for_another_says_so(books: FreshDatabase) -> None:
+    def impatient() -> None:
+        with session_scope(books.engine) as waiting:
+            waiting.execute(text("SET LOCAL lock_timeout = '50ms'"))
+            take(waiting)
+
+    with session_scope(books.engine) as holder:
+        take(holder)
+        with pytest.raises(Conflict, match="another invoice of aws is being imported"):
+            impatient()
 
 
 def test_a_label_assigned_while_a_file_is_looked_at_stays_assigned(books: FreshDatabase) -> None:
