@@ -77,6 +77,7 @@ class Servers(Protocol):
     """What a replay asks of what stands behind the gate."""
 
     next_s: float
+    has_news: bool  # whether a poll can say anything the gate did not do itself
 
     def start(self, place: int, arrival: ServedArrival, node: str, priority: int, now_s: float) -> bool:
         """Take a request. False: it can never run there."""
@@ -107,6 +108,7 @@ class PacedServers:
         self._ends: list[tuple[float, int, float]] = []  # (end, place, first token)
         self._running: dict[int, tuple[float, float, int]] = {}  # place -> (start, end, output tokens)
         self.next_s = _NEVER
+        self.has_news = False
 
     def start(self, place: int, arrival: ServedArrival, node: str, priority: int, now_s: float) -> bool:
         of = self._nodes[node]
@@ -178,6 +180,7 @@ class EngineServers:
         self._step_began: dict[str, float] = {}
         self._work = EngineWork()
         self.next_s = _NEVER
+        self.has_news = True
 
     def start(self, place: int, arrival: ServedArrival, node: str, priority: int, now_s: float) -> bool:
         running = _Running(arrival, node, priority)
