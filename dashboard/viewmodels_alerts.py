@@ -83,7 +83,7 @@ def badge(found: AlertCount | None) -> str:
     if found is None:
         return "alerts: unknown"
     count = words.plural(found.unresolved, "alert") if found.unresolved else "no alerts"
-    return count if found.unknown_since is None else f"{count} until the last round"
+    return count if found.unknown_since is None else f"{count}, stale"
 
 
 def badge_help(found: AlertCount | None) -> str:

@@ -32,7 +32,7 @@ from dashboard.words import Tone
 def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
     """Return what wants attention, worst first: alerts, silent and stale nodes, gateways not converged."""
     found = _alerts(now.alerts, at, zone)
-    stopped = _controller_stopped(now, at, zone)
+    stopped = controller_stopped(now, at, zone)
     if stopped is not None:  # then nodes and gateways are not to blame for being out of date
         last = f"unknown since {zone.since(now.rounds[0].at, at)}"
         return [
@@ -81,7 +81,7 @@ def _severity(notice: Notice) -> int:
     return order.index(notice.tone)
 
 
-def _controller_stopped(now: FleetNow, at: datetime, zone: Zone) -> Notice | None:
+def controller_stopped(now: FleetNow, at: datetime, zone: Zone) -> Notice | None:
     """Return that nobody scrapes, if the newest round is too old; None before the first round."""
     if not now.rounds:
         return None

@@ -131,6 +131,8 @@ def quality(detail: NodeDetail, at: datetime, zone: Zone) -> list[str]:
         lines.append(
             f"last failed scrape {zone.since(row.last_failure_at, at)}: {row.last_failure_reason}{said}"
         )
+    if row.freshness is not Freshness.FRESH and row.age_s is not None:
+        lines.insert(0, f"No sample for {age(row.age_s)}: nothing is known of the node since.")
     return lines or ["Nothing to remark: every round of the chosen range, at most an hour, has a sample."]
 
 

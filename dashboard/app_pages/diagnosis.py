@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import components, data, data_diagnosis, state
+from dashboard import components, data, data_diagnosis, state, words
 from dashboard import viewmodels_diagnosis as vm
 from dashboard.diagnosis_panel import finding
+from dashboard.viewmodels_attention import controller_stopped
 
 st.title("Diagnosis")
 chosen = state.filters()
@@ -27,7 +28,11 @@ def live() -> None:
     verdict = found.value
     components.verdict(vm.LOOKS[verdict.kind][0], verdict.sentence)
     fleet = data.fleet_now()
-    now = fleet.value.health if fleet.value is not None and fleet.problem is None else None
+    shown = fleet.value if fleet.problem is None else None
+    now = shown.health if shown is not None else None
+    stopped = controller_stopped(shown, at, chosen.zone) if shown is not None else None
+    if stopped is not None:
+        st.warning(f"{words.with_code(stopped.text)} The verdict is of what was measured before that.")
     components.cards(vm.cards(verdict, over or intervals[0], now))
     figure = vm.utilization_figure(verdict, chosen.zone)
     if figure is not None:

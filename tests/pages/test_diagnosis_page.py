@@ -30,6 +30,16 @@ def test_a_database_that_is_away_is_no_verdict(failing: Show) -> None:
     assert "healthy" not in said
 
 
+def test_a_verdict_says_when_nothing_was_measured_since(stale: Show) -> None:
+    assert "No scrape round for" in text(stale("diagnosis"))
+
+
+def test_a_stale_node_is_not_said_to_have_every_sample(stale: Show) -> None:
+    said = text(stale("node", node="n1"))
+    assert "No sample for" in said
+    assert "Nothing to remark" not in said
+
+
 def test_a_capped_front_is_named_with_its_numbers_and_its_knob(dashboard_on: FreshDatabase) -> None:
     store(dashboard_on.engine, check_cases.capped_front(nodes=4), SystemClock().now())
     at = run_page("diagnosis", {})

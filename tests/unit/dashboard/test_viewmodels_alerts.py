@@ -96,7 +96,7 @@ def test_while_nobody_judges_an_open_alert_is_unknown_since_the_last_round() -> 
     assert (card.tone, card.word) == ("unknown", "as of the last round")
     assert "12 min ago" in vm.stopped_text(last, NOW, UTC_ZONE)
     badge = AlertCount(1, 1, last)
-    assert vm.badge(badge) == "1 alert until the last round"
+    assert vm.badge(badge) == "1 alert, stale"
     assert vm.badge_icon(badge) == vm.badge_icon(None)
     assert "11:48 UTC" in vm.badge_help(badge)
     over = entry(state="resolved", resolved_at=NOW)
