@@ -23,6 +23,7 @@ CASES: dict[str, Any] = {
     "p99": _figure("p99"),
     "last": _figure("Last token p99"),
     "good": _figure("In objective", "Of offered requests"),
+    "refused": _figure("Refused", "At the door, or out of the queue"),
     "gap": _figure("Gap p99", "Between two tokens, over all tokens"),
     "longest": _figure("Longest gap"),
     "rate": _figure("Output tokens/s", "All nodes"),
@@ -38,6 +39,7 @@ GROUPS: dict[str, Any] = {
     "p99": _figure("p99"),
     "last": _figure("Last token p99"),
     "good": _figure("In objective"),
+    "refused": _figure("Refused"),
 }
 CHOICES: dict[str, Any] = {
     "batch": _figure("Sequences at once"),

@@ -25,6 +25,12 @@ def headline(compared: Mapping[str, Any]) -> tuple[words.Tone, str]:
     if compared["compare"] == "chunking":
         gaps = [f"{case['name']} {words.seconds(case['gap_s']['max'])}" for case in compared["cases"]]
         return "plain", f"Longest gap between two tokens: {', '.join(gaps)}."
+    if compared["compare"] == "displacement":
+        lost = [f"{case['name']} {_refused_of(case, 'interactive'):,}" for case in compared["cases"]]
+        return (
+            "plain",
+            f"Interactive requests refused: {', '.join(lost)}. Who loses its place stands below.",
+        )
     before = base["all"]["ttft_s"]["p99"]
     best = min(compared["cases"], key=_p99)
     if best is base or before is None:
@@ -35,6 +41,11 @@ def headline(compared: Mapping[str, Any]) -> tuple[words.Tone, str]:
         f"{words.seconds(before)} with {base['name']}, {words.percent(change, 0)} less over all requests. "
         "Who pays for it stands below."
     )
+
+
+def _refused_of(case: Mapping[str, Any], tier: str) -> int:
+    group = case["by_tier"].get(tier)
+    return 0 if group is None else sum(group["refused"].values())
 
 
 def _p99(case: Mapping[str, Any]) -> float:
@@ -67,6 +78,7 @@ def _latencies(group: Mapping[str, Any]) -> dict[str, str]:
         "p99": words.seconds(first["p99"]),
         "last": words.seconds(group["e2e_s"]["p99"]),
         "good": words.percent(group["good_share"]),
+        "refused": words.count(sum(group["refused"].values())),
     }
 
 

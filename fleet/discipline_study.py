@@ -1,8 +1,9 @@
 """Disciplines and engines compared on the same traffic by the same simulator.
 
 Every case is the real gate before simulated engines (`fleet.gate_replay`); only one thing differs inside a
-comparison. Nothing is refused: what a discipline does shows as waiting. Times seconds, rates per second.
-Prevents: a discipline recommended from another system's benchmark, and a gain quoted without who pays it.
+comparison. Nothing is refused but where full queues are compared: what a discipline does shows as waiting.
+Times seconds, rates per second. Prevents: a discipline recommended from another system's benchmark, and a
+gain quoted without who pays it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ STATIC_BATCH = 64
 SMALL_STEP_TOKENS = 2048
 #: Enough that filling and emptying the batches hardly counts, few enough to be served within ten minutes.
 SATURATING_REQUESTS = 4_000
+#: Requests that may wait for each node where full queues are compared: some seconds of its work.
+QUEUED_A_NODE = 24
 _EVERYONE = "everyone"
+_WEIGHTS = (70, 25, 5)
 NO_LIMIT = 10**12
 
 
@@ -89,13 +93,18 @@ def study_policy(
     engine_priorities: tuple[int, int, int] = (0, 0, 0),
     timeout_s: float = 600.0,
     tokens_per_minute: int = NO_LIMIT,
+    most_waiting: int | None = None,
+    has_own_parts: bool = False,
 ) -> Policy:
     """Return a policy whose queues wait up to `timeout_s`, without quotas but
     `tokens_per_minute`, of which ten seconds' worth may come at once.
 
-    `long_share` bounds what requests above `long_tokens` may hold of each node's KV budget.
+    `long_share` bounds what requests above `long_tokens` may hold of each node's KV budget. `most_waiting`
+    bounds all queues together; with `has_own_parts` each tier's instead, divided by weight.
     """
-    weights = (70, 25, 5)
+    parts = [
+        most_waiting * weight // 100 if most_waiting and has_own_parts else 100_000 for weight in _WEIGHTS
+    ]
     limits = {
         "tokens_per_minute": tokens_per_minute,
         "burst_tokens": max(1, tokens_per_minute // 6),
@@ -117,10 +126,12 @@ def study_policy(
                 tier.value: {
                     "weight": weight,
                     "queue_timeout_s": timeout_s,
-                    "max_queued_requests": 100_000,
+                    "max_queued_requests": max(1, part),
                     "engine_priority": priority,
                 }
-                for tier, weight, priority in zip(Tier, weights, engine_priorities, strict=True)
+                for tier, weight, part, priority in zip(
+                    Tier, _WEIGHTS, parts, engine_priorities, strict=True
+                )
             },
             "tenants": dict.fromkeys((*tenants, _EVERYONE), quota),
             "admission": {
@@ -129,6 +140,7 @@ def study_policy(
                 "size_classes": classes,
                 "kv_target_ratio": kv_target_ratio,
                 "output_reservation_quantile": quantile,
+                "max_waiting_requests": None if has_own_parts else most_waiting,
             },
         }
     )
@@ -265,6 +277,28 @@ def preemption(settings: StudySettings, tenants: Sequence[str]) -> Comparison:
     )  # fmt: skip
 
 
+def displacement(settings: StudySettings, tenants: Sequence[str]) -> Comparison:
+    """Return who gives way when as many wait as may: whoever comes, the full tier, or the lowest one."""
+    nodes = _nodes(settings.engine, settings.nodes)
+    most = QUEUED_A_NODE * settings.nodes
+    shared = study_policy(tenants, order="sjf_aging", aging_rate=settings.aging_rate, most_waiting=most)
+    apart = study_policy(
+        tenants, order="sjf_aging", aging_rate=settings.aging_rate, most_waiting=most, has_own_parts=True
+    )
+    return Comparison(
+        "displacement",
+        f"Who gives way when {most} requests wait and no more may?",
+        (
+            Case("whoever comes", "one line: the newcomer is refused, whatever its tier", shared, nodes,
+                 is_one_flow=True),
+            Case("a part each", "each tier has its part of the queue, by weight; a full one refuses", apart,
+                 nodes),
+            Case("interactive displaces", "one bound: an interactive request takes the place of the newest "
+                 "queued of the lowest tier", shared, nodes),
+        ),
+    )  # fmt: skip
+
+
 #: Every comparison, by the name that the command line takes.
 COMPARISONS: dict[str, Callable[[StudySettings, Sequence[str]], Comparison]] = {
     "order": orders,
@@ -272,6 +306,7 @@ COMPARISONS: dict[str, Callable[[StudySettings, Sequence[str]], Comparison]] = {
     "chunking": chunking,
     "pools": pools,
     "preemption": preemption,
+    "displacement": displacement,
 }
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from fleet.discipline_results import ComparisonResult
+from fleet.discipline_results import CaseResult, ComparisonResult
 from fleet.discipline_study import (
     COMPARISONS,
     STUDY_ENGINE,
@@ -18,7 +18,7 @@ from fleet.discipline_study import (
 )
 from fleet.errors import InvalidInput
 from fleet.gate_replay import Arrival
-from fleet.outcomes import Tier
+from fleet.outcomes import Outcome, Tier
 from fleet.replay_traffic import MIXED, Bursts, RequestKind, mixed_traffic
 
 SETTINGS = StudySettings(nodes=2)
@@ -110,6 +110,28 @@ def test_only_an_oversubscribed_cache_preempts() -> None:
     assert pushed.preemptions > 0
     assert p99(pushed.by_tier["interactive"].ttft_s.p99) > p99(within.by_tier["interactive"].ttft_s.p99)
     assert ranked.all.completed == within.all.completed == len(traffic())
+
+
+def test_a_full_queue_gives_way_to_interactive_requests_from_the_lowest_tier_up() -> None:
+    # 80/s on two nodes that serve about 55: the queue is full most of the time
+    crowd = tuple(mixed_traffic(random.Random(3), 80.0, 40.0, MIXED))
+    line, apart, displacing = compared("displacement", crowd).results
+
+    def lost(case: CaseResult, tier: str, *why: Outcome) -> int:
+        refused = case.by_tier[tier].refused
+        return sum(count for outcome, count in refused.items() if not why or outcome in why)
+
+    assert lost(line, "interactive") > 0
+    assert lost(apart, "interactive") > 0
+    assert lost(displacing, "interactive", Outcome.EVICTED_DISPLACED) == 0
+    assert lost(displacing, "interactive") < lost(line, "interactive")
+    assert lost(displacing, "batch", Outcome.EVICTED_DISPLACED) > 0
+    low, middle, high = (
+        displacing.by_tier[tier].refused_share for tier in ("best_effort", "batch", "interactive")
+    )
+    assert low >= middle >= high
+    for case in (line, apart):
+        assert not any(Outcome.EVICTED_DISPLACED in group.refused for group in case.by_tier.values())
 
 
 def test_everybody_is_told_what_changes() -> None:
