@@ -25,6 +25,7 @@ from fleet.errors import InvalidInput
 from fleet.month_result import NodeClass
 from fleet.rate_profiles import RateProfile
 from fleet.refusal_split import TIER_WEIGHTS, Flow
+from fleet.reserve import MAX_NEEDED, TARGET_RHO
 from fleet.strategies import Autoscaler, Strategy, read_strategy
 from fleet.traffic_shape import traffic_shape
 
@@ -162,6 +163,7 @@ def read_comparison(document: Mapping[str, Any], traffic: Callable[[str], RatePr
     if mean is not None:
         mean = _number(mean, "/mean_rps", 1e-6, 1e6)
         profile = profile.scaled_to(mean)
+    _check_peak(profile, values["mu"])
     whose = read_flows(values["tiers"], values["weights"], values["tenants"])
     values |= {"tiers": whose.tiers, "weights": whose.weights, "tenants": whose.tenants}
     node = NodeClass(values["mu"], Decimal(str(values["price"])), values["tokens_in"], values["tokens_out"])
@@ -182,6 +184,16 @@ def read_comparison(document: Mapping[str, Any], traffic: Callable[[str], RatePr
     }
     prices = Prices(values["reserved_price"])
     return Comparable(whole, profile, candidates, node, prices, whose.flows, whose.weights)
+
+
+def _check_peak(profile: RateProfile, service_rate: float) -> None:
+    peak = float(profile.month().max())
+    if peak > MAX_NEEDED * TARGET_RHO * service_rate:
+        raise InvalidInput(
+            f"the peak of {peak:,.6g} requests/s needs over {MAX_NEEDED:,} nodes of {service_rate:g}",
+            field="/mu",
+            hint="Check mu and the mean rate",
+        )
 
 
 def _check_keys(document: Mapping[str, Any]) -> None:

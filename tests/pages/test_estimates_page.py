@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
 from control.comparison_documents import as_link, from_link, read_comparison
+from control.database import session_scope
+from control.estimate_runs import Precision, enqueue
 from control.rate_profile_files import bundled_profile
 from dashboard import data_estimates
 from dashboard.report_page import report_page
+from fleet.clock import SystemClock
+from tests.pages.fleet_rows import ADMIN
+from tests.postgres_server import FreshDatabase
 
 Show = Callable[..., AppTest]
 
@@ -177,3 +183,14 @@ def test_every_request_is_asked_for_once_and_can_be_cancelled(empty: Show) -> No
     at.button(key="cancel_runs").click().run()
     assert set(column(at, "state")) == {"cancelled"}
     assert not at.button(key="simulate").disabled
+
+
+def test_a_simulation_that_nobody_goes_on_with_says_so(empty: Show, dashboard_on: FreshDatabase) -> None:
+    ready = read_comparison({"traffic": "A"}, bundled_profile)
+    asked_at = SystemClock().now() - timedelta(hours=3)
+    with session_scope(dashboard_on.engine) as session:
+        enqueue(session, ready, "Static peak", Precision(), actor=ADMIN, now=asked_at)
+    at = empty("strategies")
+    assert [e.message for e in at.exception] == []
+    assert "Nobody has simulated for 3.0 h" in said(at)
+    assert "is `rhodeck control` running?" in said(at)

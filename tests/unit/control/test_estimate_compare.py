@@ -86,6 +86,7 @@ def test_spot_nodes_without_a_price_take_the_comparison_s() -> None:
         ({"baseline": "nobody"}, "/baseline"),
         ({"refusal_acceptable": 1}, "/refusal_acceptable"),
         ({"mu": 10**400}, "/mu"),
+        ({"mean_rps": 1e6, "mu": 0.001}, "/mu"),  # no page could say how many of a billion to reserve
         ({"mean_rps": 1e6, "strategies": None}, "/mu"),  # 3e6 requests/s at the peak: a million nodes
     ],
 )
