@@ -24,15 +24,15 @@ from fleet.simulate import EventRun, ServiceModel, run_events
 
 MOST_DAYS = 30
 _SHOWN = {
-    "cost_usd": ",.0f",
-    "mean_nodes": ".2f",
-    "refused_share": ".3%",
-    "wait_p50_s": ".2f",
-    "wait_p95_s": ".2f",
-    "wait_p99_s": ".2f",
-    "wait_max_s": ".2f",
-    "slo_attainment": ".3%",
-    "utilization": ".3f",
+    "cost_usd": ("cost, USD", ",.0f"),
+    "mean_nodes": ("nodes, mean", ".2f"),
+    "refused_share": ("refused", ".3%"),
+    "wait_p50_s": ("wait p50, s", ".2f"),
+    "wait_p95_s": ("wait p95, s", ".2f"),
+    "wait_p99_s": ("wait p99, s", ".2f"),
+    "wait_max_s": ("longest wait, s", ".2f"),
+    "slo_attainment": ("in time", ".3%"),
+    "utilization": ("rho", ".3f"),
 }
 
 
@@ -60,7 +60,12 @@ def confirm_with_gate(
         raise click.Abort
     done = rates[: run.days_done * DAY_BINS]
     fluid = simulate(done, scenario.strategy, node, slo_wait_s=slo_s)
-    events = run_events(EventRun(done, scenario.strategy, node, service, seed, slo_s, keeps_waits=False))
+    if run.is_done:
+        events = run.events.result()
+    else:  # those of the gate's run are a day ahead
+        events = run_events(
+            EventRun(done, scenario.strategy, node, service, seed, slo_s, keeps_waits=False)
+        )
     months = {"fluid": fluid, "events": events, "gate": run.result()}
     if as_json:
         document: dict[str, Any] = {name: as_columns(month) for name, month in months.items()}
@@ -100,8 +105,8 @@ def _as_text(scenario: Scenario, run: GateRun, months: Mapping[str, MonthResult]
         f"{'':16}" + "".join(f"{name:>12}" for name in rows),
     ]
     lines += [
-        f"{name:16}" + "".join(f"{format(row[name], form):>12}" for row in rows.values())
-        for name, form in _SHOWN.items()
+        f"{words:16}" + "".join(f"{format(row[name], form):>12}" for row in rows.values())
+        for name, (words, form) in _SHOWN.items()
     ]
     lines += ["", f"{'tier':16}" + "".join(f"{n:>12}" for n in ("offered", "refused", "p95 s", "p99 s"))]
     lines += [

@@ -32,7 +32,7 @@ WARM_UP_BINS = 360
 #: Requests between two looks at whether to go on: below a second, on a busy machine a few.
 SLICE_REQUESTS = 20_000
 #: Tokens that never bind: the slots do.
-_PLENTY = 10**9
+_PLENTY = 10**12
 #: What the policy allows as a tier's longest wait, in seconds.
 LEAST_WAIT_S, MOST_WAIT_S = 0.05, 600.0
 _SHARES = (0.5, 0.95, 0.99, 0.999)

@@ -1,0 +1,74 @@
+"""`rhodeck estimate confirm --gate`: three methods side by side, tiers, and what is refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from control.cli_estimate import estimate
+from control.cli_estimate_gate import whole_days
+from control.estimate_scenarios import read_scenario
+from fleet.errors import InvalidInput
+from fleet.outcomes import Tier
+
+#: Two nodes of 0.0125 requests/s and two slots: 0.9 of what they serve, for a day.
+SMALL: dict[str, Any] = {
+    "profile": "small.csv",
+    "params": {"n": 2, "D": 20},
+    "mu": 0.0125,
+    "tiers": {"interactive": 0.5, "best_effort": 0.5},
+}
+
+
+def scenario(folder: Path, **changes: Any) -> Path:
+    (folder / "small.csv").write_text("t_s,rate_rps\n" + "".join(f"{600 * n},0.0225\n" for n in range(144)))
+    path = folder / "scenario.json"
+    path.write_text(json.dumps(SMALL | changes))
+    return path
+
+
+def confirm(path: Path, *words: str) -> str:
+    asked = ["confirm", str(path), "--gate", "--slots", "2", "--days", "1", *words]
+    found = CliRunner().invoke(estimate, asked, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_three_methods_stand_side_by_side(tmp_path: Path) -> None:
+    found = json.loads(confirm(scenario(tmp_path), "--json"))
+    costs = {found[name]["cost_month"] for name in ("fluid", "events", "gate")}
+    assert costs == {2 * 24 * 28.0}  # two nodes, a day
+    assert found["gate"]["offered"] == found["events"]["offered"] == pytest.approx(0.0225 * 86_400, rel=0.1)
+    assert set(found["tiers"]) == {"interactive", "best_effort"}  # nobody sends batch
+    assert found["tiers"]["best_effort"]["refused_share"] > found["tiers"]["interactive"]["refused_share"]
+    assert found["requests_per_s"] > 0
+    shown = confirm(scenario(tmp_path))
+    assert "best_effort" in shown
+    assert "by the tiers' weights (70/5)" in shown
+
+
+def test_parts_of_days_and_other_tiers_are_refused() -> None:
+    assert whole_days(None) == 30
+    for days in (0.5, 31, 1.5):
+        with pytest.raises(InvalidInput, match="--days"):
+            whole_days(days)
+    document = {"profile": "A", "params": {"n": 5}}
+
+    def read(tiers: Any) -> Any:
+        return read_scenario({**document, "tiers": tiers}, Path(), lambda: pytest.fail("not recorded"))
+
+    assert read({"batch": 1.0}).tiers == {Tier.BATCH: 1.0}
+    for tiers in (
+        {},
+        [],
+        {"gold": 1.0},
+        {"batch": 0.4},
+        {"batch": 2.0, "interactive": -1.0},
+        {"batch": "all"},
+    ):
+        with pytest.raises(InvalidInput):
+            read(tiers)
