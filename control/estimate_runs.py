@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from control import audit
 from control.comparison_documents import Comparable, as_params, canonical, read_comparison
 from control.roles import Actor, Permission, require
-from control.tables import EstimateRunRow
+from control.tables import EstimateRunRow, EstimateSnapshotRow
 from fleet.comparison import Candidate
 from fleet.errors import Conflict, InvalidInput, NotFound
 from fleet.fluid import BIN_S, DAY_BINS, MONTH_BINS
@@ -236,6 +236,7 @@ def cancel(session: Session, run: int, *, actor: Actor, now: datetime) -> None:
         raise NotFound(f"there is no run {run}", hint="`rhodeck estimate runs`")
     if row.state == "queued":
         row.state, row.finished_at = "cancelled", now
+        session.execute(delete(EstimateSnapshotRow).where(EstimateSnapshotRow.run == run))
     elif row.state == "running":
         row.cancel_requested = True
     else:

@@ -185,6 +185,16 @@ def test_a_waiting_run_is_cancelled_at_once_and_a_running_one_after_its_day(
     assert asked(database) != run  # it may be asked for again
 
 
+def test_a_run_cancelled_while_it_waits_to_go_on_leaves_nothing_behind(database: FreshDatabase) -> None:
+    run = asked(database)
+    assert a_worker(database, days=4).work() == 0
+    with session_scope(database.engine) as session:
+        assert len(session.scalars(select(EstimateSnapshotRow.run)).all()) == 1
+        cancel(session, run, actor=ADA, now=NOW)
+        assert session.scalars(select(EstimateSnapshotRow.run)).all() == []
+    assert seen(database, run).state == "cancelled"
+
+
 def test_a_damaged_snapshot_costs_time_and_nothing_else(database: FreshDatabase) -> None:
     run = asked(database)
     a_worker(database, days=4).work()
