@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any, cast
 
 from control.comparison_documents import DEFAULTS, Comparable
+from control.export_table import neutralised
 from fleet.comparison import BreakEven, Comparison, Outcome, Versus
 from fleet.comparison_catalogue import against_admission
 from fleet.month_result import as_dict
@@ -21,6 +22,18 @@ from fleet.traffic_shape import burst_durations, traffic_shape
 METHOD = (
     "fluid, 10 s bins, 720 h; refusals within about 0.5 points on smooth traffic, up to 4 on bursty pools"
 )
+#: What the text says behind an input's value.
+_UNITS = {
+    "mu": "requests/s a node",
+    "tokens_in": "tokens a request",
+    "tokens_out": "tokens a request",
+    "price": "USD a node-hour",
+    "reserved_price": "USD a node-hour",
+    "spot_price": "USD a node-hour",
+    "slo_wait_s": "s",
+    "refusal_usd": "USD",
+    "cold_start_s": "s",
+}
 _MONEY = ("cost_usd", "usd_per_million_tokens", "usd_per_million_output_tokens")
 
 
@@ -177,11 +190,11 @@ def as_csv(ready: Comparable, compared: Comparison) -> str:
         for one in found.noticed:
             whose = (found.name, one.tier, one.tenant or "all")
             counts = (one.offered, one.refused, one.refused_share, one.worst_hour_share)
-            writer.writerow([*(_harmless(text) for text in whose), *(repr(count) for count in counts)])
+            writer.writerow([*(neutralised(text) for text in whose), *(repr(count) for count in counts)])
     writer.writerow([])
     writer.writerow(["input", "value", "source"])
     for line in input_lines(ready):
-        writer.writerow([_harmless(part) for part in line])
+        writer.writerow([neutralised(part) for part in line])
     writer.writerow(["method", METHOD, ""])
     writer.writerow(["content", ready.sha256, "the same inputs have the same"])
     return out.getvalue()
@@ -191,17 +204,8 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return _harmless(value)
+        return neutralised(value)
     return f"{value:.2f}" if name in _MONEY else repr(value)
-
-
-def _harmless(text: str) -> str:
-    """Return the text so that no spreadsheet runs it as a formula."""
-    return (
-        "'" + text
-        if text[:1] in ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-        else text
-    )
 
 
 def noticed_lines(compared: Comparison) -> list[str]:
@@ -237,5 +241,8 @@ def as_text(ready: Comparable, compared: Comparison) -> str:
     lines += [f"! {warning}" for warning in warnings(ready, compared)]
     lines += ["", *noticed_lines(compared)]
     lines += ["", "Inputs:"]
-    lines += [f"  {name:14} {value:40} {source}" for name, value, source in input_lines(ready)]
+    lines += [
+        f"  {name:14} {' '.join((value, _UNITS.get(name, ''))):40} {source}"
+        for name, value, source in input_lines(ready)
+    ]
     return "\n".join([*lines, "", f"Method: {METHOD}.", f"Content {ready.sha256}"])

@@ -115,10 +115,12 @@ def test_a_damaged_or_hostile_link_is_refused(packed: str) -> None:
 
 
 def test_the_sheet_has_a_row_a_strategy_every_input_and_no_formula() -> None:
-    hostile = {**TWO, "strategies": [{"name": "=2+5", "params": {"n": 5, "D": 1.5}}]}
+    names = ("=2+5", "\ufe662+5", "a;=2+5")  # plain, a small sign, behind a semicolon
+    one = {"params": {"n": 5, "D": 1.5}}
+    hostile = {**TWO, "strategies": [{"name": name, **one} for name in names]}
     ready = read_comparison(hostile, bundled_profile)
     rows = list(csv.reader(io.StringIO(as_csv(ready, ready.run()))))
-    assert rows[1][0] == "'=2+5"
+    assert [row[0] for row in rows[1:4]] == ["'=2+5", "'\ufe662+5", "a;'=2+5"]
     assert float(rows[1][rows[0].index("cost_usd")]) == 100_800
     inputs = {row[0]: row[1:] for row in rows[rows.index(["input", "value", "source"]) :]}
     assert inputs["price"] == [
