@@ -88,6 +88,13 @@ def _process(name: str) -> click.Command:
     return start
 
 
+def _say_whole(command: click.Command) -> None:
+    """Let a group's help list each of its commands with its whole first sentence, not a part of it."""
+    for part in command.commands.values() if isinstance(command, click.Group) else ():
+        part.short_help = part.short_help or " ".join((part.help or "").split("\n\n")[0].split())
+        _say_whole(part)
+
+
 class LazyGroup(click.Group):
     """A group that imports a subcommand's module when it is called or its help is asked for."""
 
@@ -99,7 +106,8 @@ class LazyGroup(click.Group):
             return _process(cmd_name)
         if cmd_name not in COMMANDS:
             return None
-        command: Any = _load(COMMANDS[cmd_name][0])
+        command: click.Command = _load(COMMANDS[cmd_name][0])
+        _say_whole(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

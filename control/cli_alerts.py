@@ -158,7 +158,13 @@ def webhooks() -> None:
 @webhooks.command()
 @click.argument("name")
 @click.argument("url")
-@click.option("--kind", type=click.Choice(hooks.KINDS), default="generic", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(hooks.KINDS),
+    default="generic",
+    show_default=True,
+    help="What the receiver speaks.",
+)
 @click.option("--secret-name", help="File of the secret in RHODECK_WEBHOOK_SECRETS_DIR (default: NAME).")
 def add(name: str, url: str, kind: str, secret_name: str | None) -> None:
     """Send notices to URL, signed (generic) or as an Alertmanager takes them (alertmanager).

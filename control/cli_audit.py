@@ -22,7 +22,7 @@ def audit() -> None:
 
 
 @audit.command("list")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Rows.")
 @click.option("--before", type=click.IntRange(1), help="Only rows below this number.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, details included.")
 def list_rows(limit: int, before: int | None, as_json: bool) -> None:

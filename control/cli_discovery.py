@@ -55,9 +55,21 @@ def discovery() -> None:
 )
 @click.option("--ca-file", help="http_sd, kubernetes, prometheus: file with the certificates to trust.")
 @click.option("--name-rule", help="Node names from {host}, {port}, {address}, {label_NAME}.")
-@click.option("--price-class", type=click.Choice(PRICE_CLASSES), default="on_demand", show_default=True)
-@click.option("--scheme", type=click.Choice(["http", "https"]), default="http", show_default=True)
-@click.option("--metrics-path", default="/metrics", show_default=True)
+@click.option(
+    "--price-class",
+    type=click.Choice(PRICE_CLASSES),
+    default="on_demand",
+    show_default=True,
+    help="Of nodes it adds.",
+)
+@click.option(
+    "--scheme",
+    type=click.Choice(["http", "https"]),
+    default="http",
+    show_default=True,
+    help="Of nodes it adds.",
+)
+@click.option("--metrics-path", default="/metrics", show_default=True, help="Of nodes it adds.")
 @click.option("--gpu-port", type=click.IntRange(1, 65_535), help="Port of dcgm-exporter on each host.")
 @click.option("--interval", "interval_s", type=float, default=30.0, show_default=True, help="Seconds.")
 @click.option(

@@ -39,6 +39,9 @@ class Money(click.ParamType[Decimal]):
 
     name = "usd"
 
+    def __init__(self, name: str = "usd") -> None:
+        self.name = name  # the unit, as the help shows it
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
         if isinstance(value, Decimal):
             return value
@@ -79,7 +82,7 @@ def _option(flag: str, attribute: str, kind: Any, about: str) -> Any:
 @_option("--tokens-out", "tokens_out", float, "Output tokens a request.")
 @_option("--tokens-per-s", "tokens_per_s", float, "Prompt + output tokens/s a node serves.")
 @_option("--price", "price", Money(), "USD per node-hour on demand.")
-@_option("--hours", "hours", Money(), "Hours a month.")
+@_option("--hours", "hours", Money("hours"), "Hours a month.")
 @_option("--nodes", "admission_nodes", int, "Nodes kept with admission.")
 @_option("--burst-nodes", "burst_nodes", int, "Spot nodes of the burst pool.")
 @_option("--spot-price", "spot_price", Money(), "USD per spot node-hour.")

@@ -21,23 +21,23 @@ from fleet.month_result import MonthResult, as_columns
 from fleet.replications import Spread, spread
 from fleet.simulate import EventRun, ServiceModel, run_events
 
-#: What the two methods are compared by, with how it is written.
+#: What the two methods are compared by, with its words, unit and form.
 _SHOWN = {
-    "cost_month": ",.0f",
-    "avg_nodes": ".2f",
-    "rej_frac": ".3%",
-    "p50_wait": ".2f",
-    "p99_wait": ".2f",
-    "max_wait": ".2f",
-    "slo_attain": ".3%",
-    "util": ".3f",
+    "cost_month": ("cost, USD", ",.0f"),
+    "avg_nodes": ("nodes, mean", ".2f"),
+    "rej_frac": ("refused", ".3%"),
+    "p50_wait": ("wait p50, s", ".2f"),
+    "p99_wait": ("wait p99, s", ".2f"),
+    "max_wait": ("longest, s", ".2f"),
+    "slo_attain": ("in time", ".3%"),
+    "util": ("rho", ".3f"),
 }
 
 
 @click.command("confirm")
 @click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
-@click.option("--replications", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
+@click.option("--replications", type=click.IntRange(1, 100), default=3, show_default=True, help="Months.")
+@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Of the first.")
 @click.option("--slots", type=click.IntRange(1, 100_000), default=36, show_default=True, help="A node's.")
 @click.option("--cv2", type=FiniteRange(0, 100), default=0.6, show_default=True, help="Of service.")
 @click.option("--gate", "with_gate", is_flag=True, help="Through the gateway's own gate as well.")
@@ -110,18 +110,18 @@ def _as_text(scenario: Scenario, fluid: MonthResult, events: dict[str, Spread | 
         f"Traffic  {scenario.profile.source}",
         f"{'':12} {'fluid':>12} {'events':>12}   95 % interval of the mean over {months} months",
     ]
-    for name, form in _SHOWN.items():
+    for name, (words, form) in _SHOWN.items():
         value, found = columns[name], events[name]
         shown = "-" if value is None else format(value, form)
         if found is None:
-            lines.append(f"{name:12} {shown:>12} {'-':>12}")
+            lines.append(f"{words:12} {shown:>12} {'-':>12}")
             continue
         interval = (
             ""
             if found.low is None or found.high is None
             else (f"   {format(found.low, form)} to {format(found.high, form)}")
         )
-        lines.append(f"{name:12} {shown:>12} {format(found.mean, form):>12}{interval}")
+        lines.append(f"{words:12} {shown:>12} {format(found.mean, form):>12}{interval}")
     lines += [
         "",
         "Events refuse more where chance fills a fleet that is full on average. An autoscaler that counts",

@@ -41,16 +41,28 @@ RATE_PER_NODE = 14.5
     multiple=True,
     help="Only this comparison; repeat for more. Default: all.",
 )
-@click.option("--nodes", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option(
+    "--nodes", type=click.IntRange(1, 64), default=4, show_default=True, help="Engines, one a node."
+)
 @click.option("--rate", type=FiniteRange(0.01, 10_000), help="Requests/s.  [14.5 a node; a trace's own]")
-@click.option("--seconds", type=FiniteRange(10, 86_400), default=300, show_default=True)
+@click.option(
+    "--seconds", type=FiniteRange(10, 86_400), default=300, show_default=True, help="Length of the traffic."
+)
 @click.option("--burst-factor", type=FiniteRange(1, 100), default=2.5, show_default=True, help="1: none.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="CSV of requests instead.")
-@click.option("--aging-rate", type=FiniteRange(0, 1e6), default=STUDY_AGING, show_default=True)
+@click.option(
+    "--aging-rate",
+    type=FiniteRange(0, 1e6),
+    default=STUDY_AGING,
+    show_default=True,
+    help="Tokens of advantage a second of waiting.",
+)
 @click.option(
     "--ttft-ms", type=FiniteRange(1, 3_600_000), default=500, show_default=True, help="Objective."
 )
-@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Of the made traffic."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; seconds, null is unknown.")
 def disciplines(
     chosen: Sequence[str],

@@ -52,21 +52,53 @@ INTERACTIVE_TIMEOUT_S = 1.5
 @click.option("--gamma-us", type=FiniteRange(0, 1e6), default=22, show_default=True, help="A prompt token.")
 @click.option("--prompt-tokens", type=FiniteRange(1, 1e7), help="Mean.  [500, or as fitted]")
 @click.option("--output-tokens", type=FiniteRange(1, 1e7), help="Mean.  [300, or as fitted]")
-@click.option("--prompt-cv", type=FiniteRange(0, 20), default=1.0, show_default=True)
-@click.option("--output-cv", type=FiniteRange(0, 20), default=0.8, show_default=True)
+@click.option(
+    "--prompt-cv",
+    type=FiniteRange(0, 20),
+    default=1.0,
+    show_default=True,
+    help="Variation: deviation / mean.",
+)
+@click.option(
+    "--output-cv",
+    type=FiniteRange(0, 20),
+    default=0.8,
+    show_default=True,
+    help="Variation: deviation / mean.",
+)
 @click.option(
     "--kv-tokens", type=click.IntRange(1, 10**12), help="KV cache of the engine; bounds the batch."
 )
-@click.option("--most-seqs", type=click.IntRange(1, MAX_BATCH), default=256, show_default=True)
+@click.option(
+    "--most-seqs",
+    type=click.IntRange(1, MAX_BATCH),
+    default=256,
+    show_default=True,
+    help="Largest batch to try.",
+)
 @click.option("--in-use", type=click.IntRange(1, MAX_BATCH), help="max-num-seqs as it is now.")
-@click.option("--ttft-ms", type=FiniteRange(1, 3.6e6), default=500, show_default=True)
+@click.option(
+    "--ttft-ms",
+    type=FiniteRange(1, 3.6e6),
+    default=500,
+    show_default=True,
+    help="Objective of the first token.",
+)
 @click.option("--itl-ms", type=FiniteRange(0.1, 3.6e6), help="Objective between tokens.")
 @click.option("--e2e-s", type=FiniteRange(0.01, 86_400), help="Objective to the last token.")
-@click.option("--quantile", type=FiniteRange(0.5, 0.999), default=0.95, show_default=True)
+@click.option(
+    "--quantile",
+    type=FiniteRange(0.5, 0.999),
+    default=0.95,
+    show_default=True,
+    help="That objectives are held at.",
+)
 @click.option("--today-rps", type=FiniteRange(0.0001, 1e6), help="Rate now: its point is printed too.")
 @click.option("--simulate/--no-simulate", default=True, show_default=True, help="Confirm by simulation.")
 @click.option("--seconds", type=FiniteRange(60, 86_400), default=600, show_default=True, help="A rate.")
-@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Of the simulation."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; seconds and requests/s.")
 def goodput(as_json: bool, **asked: Any) -> None:
     """Say how many requests/s an engine may admit and how many at once, under p95 first token < 500 ms."""
@@ -303,7 +335,7 @@ def as_text(document: dict[str, Any]) -> str:
         for key, words in (("ttft_s", "first token"), ("itl_s", "every token"), ("e2e_s", "last token"))
         if wanted[key] is not None
     ]
-    lines = [f"{quantile}: {', '.join(asked)}; rates of one engine", ""]
+    lines = [f"{quantile}: {', '.join(asked)}; rates in requests/s of one engine", ""]
     lines.append(
         f"{'at once':>8} {'saturates':>10} {'admit':>8} {'in time':>8} {'TTFT':>8} {'ITL':>8} reached first"
     )

@@ -45,9 +45,21 @@ class _Asked:
 @click.option("--minutes", type=FiniteRange(1, 1440), default=60, show_default=True, help="Up to now.")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="CSV of requests instead.")
 @click.option("--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="With --trace.")
-@click.option("--kv-tokens", type=click.IntRange(1, 10**12), default=600_000, show_default=True)
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(1, 10**12),
+    default=600_000,
+    show_default=True,
+    help="KV cache of a node; with --trace.",
+)
 @click.option("--max-seqs", type=click.IntRange(1, 100_000), help="At once on a node; with --trace.")
-@click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31),
+    default=1,
+    show_default=True,
+    help="Of the times that were not recorded.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def replay_command(
     policy: Any,

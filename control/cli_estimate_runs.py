@@ -63,7 +63,7 @@ def _line(run: RunView, now: datetime) -> str:
 @click.argument("document", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strategy", "names", multiple=True, help="Its name; all of them unless said.")
 @click.option("--replications", type=int, help="3 unless said; through the gate 1.")
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the first month.")
 @click.option("--slots", type=int, default=36, show_default=True, help="A node's.")
 @click.option("--cv2", type=float, default=0.6, show_default=True, help="Of service times.")
 @click.option("--gate-days", type=int, help="So many days through the real gate instead, 1 to 30.")

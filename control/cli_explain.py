@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 
 import click
+from pydantic import SecretStr
 
 from control import gateway_registry, gateways
 from control.cli_session import transaction
-from control.settings import load_settings
+from control.settings import Settings, load_settings
+from control.up import Folders
 from fleet.decision import Decision, in_words
 from fleet.errors import FleetError, InvalidInput, NotFound
 
@@ -36,18 +38,29 @@ def explain(request_id: str, only: str | None, as_json: bool) -> None:
             f"no gateway {only!r} is registered" if only else "no gateway is registered",
             hint="`rhodeck gateways list` names them",
         )
-    token = load_settings().read_admin_token()
-    if token is None:
-        raise InvalidInput(
-            "no token for the gateways is set",
-            field="RHODECK_ADMIN_TOKEN",
-            hint="Set RHODECK_ADMIN_TOKEN_FILE to the file the controller uses",
-        )
+    token = gateways_token(load_settings())
     decision, failures = asyncio.run(_found(request_id, asked, token.get_secret_value()))
     if decision is None:
         said = "; ".join(f"{name}: {exc.message}" for name, exc in failures)
         raise NotFound(said, hint=failures[0][1].hint if failures else "")
     click.echo(decision.model_dump_json(indent=1) if as_json else "\n".join(in_words(decision)))
+
+
+def gateways_token(settings: Settings) -> SecretStr:
+    """Return the token as set, else the one `rhodeck up` or `demo` made in the state folder.
+
+    Raises InvalidInput if there is neither.
+    """
+    token, made = settings.read_admin_token(), Folders(settings.state_dir).admin_token
+    if token is None and made.is_file():
+        token = settings.model_copy(update={"admin_token_file": made}).read_admin_token()
+    if token is None:
+        raise InvalidInput(
+            f"no token for the gateways is set, and {made} is not there",
+            field="RHODECK_ADMIN_TOKEN",
+            hint="Set RHODECK_ADMIN_TOKEN_FILE to the file the controller uses, or RHODECK_STATE_DIR",
+        )
+    return token
 
 
 async def _found(

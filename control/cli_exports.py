@@ -85,7 +85,7 @@ def folder(name: str, path: str, files: tuple[str, ...], from_month: str | None,
 @click.argument("bucket")
 @click.option("--access-key", required=True, help="The public part of the key.")
 @click.option("--secret", required=True, help="Where its secret is: file:/path or env:RHODECK_NAME.")
-@click.option("--region", default="us-east-1", show_default=True)
+@click.option("--region", default="us-east-1", show_default=True, help="Of the bucket.")
 @click.option("--prefix", default="", help="Before every name, as finance/.")
 @_FILES
 @_FROM

@@ -129,10 +129,10 @@ def verify(month: str) -> None:
 @months.command()
 @click.argument("month")
 @click.argument("amount_usd")
-@click.option("--tenant", required=True)
-@click.option("--tier", default="")
-@click.option("--model", default="")
-@click.option("--pool", default="")
+@click.option("--tenant", required=True, help="Whose cost changes.")
+@click.option("--tier", default="", help="Of the line; none unless said.")
+@click.option("--model", default="", help="Of the line; none unless said.")
+@click.option("--pool", default="", help="Of the line; none unless said.")
 @click.option("--reason", required=True, help="What was wrong.")
 def correct(
     month: str, amount_usd: str, tenant: str, tier: str, model: str, pool: str, reason: str
@@ -156,8 +156,21 @@ def correct(
 
 @months.command()
 @click.option("--from", "from_month", required=True, help="First month it holds for, as 2026-12.")
-@click.option("--by", "basis", type=click.Choice(allocation_rules.BASES), default="engine_seconds")
-@click.option("--share", type=click.Choice(allocation_rules.SHARES), default="apart")
+@click.option(
+    "--by",
+    "basis",
+    type=click.Choice(allocation_rules.BASES),
+    default="engine_seconds",
+    show_default=True,
+    help="What use counts by.",
+)
+@click.option(
+    "--share",
+    type=click.Choice(allocation_rules.SHARES),
+    default="apart",
+    show_default=True,
+    help="Who bears what nobody used.",
+)
 @click.option("--output-weight", default="12", help="What an output token counts; a prompt token is 1.")
 @click.option("--reason", required=True, help="Who decided it, and when.")
 def rule(from_month: str, basis: str, share: str, output_weight: str, reason: str) -> None:
@@ -202,7 +215,8 @@ def commit(
             actor=me(),
             now=SystemClock().now(),
         )
-    click.echo(f"{nodes} nodes of {pool}" if pool else "the platform")
+    whom = f"each of {nodes} nodes of {pool}" if pool else "the platform"
+    click.echo(f"{usd_per_hour} USD an hour for {whom}, {start} to {end}")
 
 
 def _instant(text: str, field: str) -> datetime:

@@ -110,7 +110,7 @@ def rollback(number: int, note: str) -> None:
 
 
 @policy.command()
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Revisions.")
 @click.option("--before", type=click.IntRange(1), help="Only revisions below this number.")
 def history(limit: int, before: int | None) -> None:
     """List revisions, newest first."""

@@ -33,8 +33,20 @@ from fleet.sizing_roofline import EFFICIENCY
 @click.option("--memory-ratio", default=0.9, show_default=True, help="--gpu-memory-utilization.")
 @click.option("--max-context", type=int, help="--max-model-len; default: the model's own.")
 @click.option("--max-seqs", default=256, show_default=True, help="--max-num-seqs to size for.")
-@click.option("--kv-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True)
-@click.option("--aim", type=click.Choice([a.value for a in Aim]), default="balance", show_default=True)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "fp8"]),
+    default="auto",
+    show_default=True,
+    help="--kv-cache-dtype.",
+)
+@click.option(
+    "--aim",
+    type=click.Choice([a.value for a in Aim]),
+    default="balance",
+    show_default=True,
+    help="Short gaps between tokens (tail), or cost.",
+)
 @click.option("--eager", is_flag=True, help="Without CUDA graphs (--enforce-eager).")
 @click.option("--pool", help="Compare with what this pool's nodes run (needs the database).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; bytes and seconds.")

@@ -82,8 +82,16 @@ def _as_json(found: MonthSpend, by_tenant: dict[str, Decimal]) -> dict[str, obje
 @spend.command()
 @click.argument("month")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write; default: standard output.")
-@click.option("--format", "fmt", type=click.Choice(FORMATS), default="csv", show_default=True)
-@click.option("--layout", type=click.Choice(LAYOUTS), default="plain", show_default=True)
+@click.option(
+    "--format", "fmt", type=click.Choice(FORMATS), default="csv", show_default=True, help="Kind of file."
+)
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default="plain",
+    show_default=True,
+    help="Our columns or those of FOCUS.",
+)
 @click.option("--manifest", is_flag=True, help="Write FILE.manifest.json beside the file too.")
 def export(month: str, out: Path | None, fmt: Format, layout: Layout, manifest: bool) -> None:
     """Write MONTH as a file. Whole or refused; rows, total and sha256 go to standard error."""
@@ -108,7 +116,14 @@ def export(month: str, out: Path | None, fmt: Format, layout: Layout, manifest: 
 @spend.command()
 @click.argument("month")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File to write.")
-@click.option("--format", "fmt", type=click.Choice(("csv", "parquet")), default="csv", show_default=True)
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(("csv", "parquet")),
+    default="csv",
+    show_default=True,
+    help="Kind of file.",
+)
 @click.option("--manifest", is_flag=True, help="Write FILE.manifest.json beside the file too.")
 def usage(month: str, out: Path, fmt: str, manifest: bool) -> None:
     """Write MONTH's usage records as a file. Whole or refused; rows and sums go to standard error."""

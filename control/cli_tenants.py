@@ -33,7 +33,13 @@ def tenants() -> None:
 )
 @click.option("--burst-tokens", type=click.IntRange(0), help="Default: a quarter of a minute's tokens.")
 @click.option("--max-in-flight-tokens", type=click.IntRange(0), help="Default: a minute's tokens.")
-@click.option("--max-concurrent-requests", type=click.IntRange(0), default=200, show_default=True)
+@click.option(
+    "--max-concurrent-requests",
+    type=click.IntRange(0),
+    default=200,
+    show_default=True,
+    help="Running and queued.",
+)
 @click.option("--staged", is_flag=True, help="Bake it at one gateway first; needs traffic to judge by.")
 @click.option("--note", default="", help="Why, for whoever reads it later.")
 def set_tenant(

@@ -220,7 +220,7 @@ def acknowledge_alert(
     require(actor, Permission.ACKNOWLEDGE_ALERTS)
     row = session.get(AlertRow, alert_id, with_for_update=True)
     if row is None:
-        raise NotFound(f"there is no alert {alert_id}", hint="See `rhodeck status`", field="alert_id")
+        raise NotFound(f"there is no alert {alert_id}", hint="See `rhodeck alerts list`", field="alert_id")
     if row.state == "resolved":
         raise Conflict(f"alert {alert_id} is resolved", hint="Nothing is left to do", field="alert_id")
     if row.acknowledged_at is not None:

@@ -66,8 +66,8 @@ def _band(i: Interval) -> str:
 def _limited_line(e: Health) -> str:
     added = "" if e.rho_limited is None else f"; with them rho would be {e.rho_limited:.2f} higher"
     return (
-        f"{e.arrival_rate or 0:.4g} requests/s came, {e.limited_rate or 0:.4g} of them refused by their "
-        f"callers' own limits, which no capacity changes: not part of rho{added}"
+        f"{e.arrival_rate or 0:.4g} requests/s came, {e.limited_rate or 0:.4g} requests/s of them refused "
+        f"by their callers' own limits, which no capacity changes: not part of rho{added}"
     )
 
 

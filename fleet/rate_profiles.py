@@ -225,6 +225,6 @@ def recorded_profile(source: str, counts: Sequence[tuple[float, float | None]]) 
         raise InvalidInput(
             f"{missing} of {len(counts)} recorded bins of 10 s hold no count of arrivals",
             field="/profile",
-            hint="Choose a range in which the gateways were scraped, or give a file",
+            hint="Choose fewer days, in which the gateways were scraped (0.1 is 2.4 hours), or give a file",
         )
     return RateProfile("recorded", np.array(rates), source, filled_share=missing / len(counts))

@@ -189,7 +189,9 @@ def test_what_a_caller_s_own_limits_refuse_is_shown_and_not_load():
     assert pool.rho.slow == pytest.approx(0.6)
     assert pool.rho_limited == pytest.approx(1.4)
     assert pool.headroom == pytest.approx(2.5)
-    assert any("14 of them refused by their callers' own limits" in line for line in pool.explanation)
+    assert any(
+        "14 requests/s of them refused by their callers' own limits" in line for line in pool.explanation
+    )
     assert alarm_value(pool)[0] == pytest.approx(0.6)
 
 
