@@ -166,6 +166,10 @@ def refused_by_tier(compared: Comparison) -> Figure:
     layout = _layout(
         "Refused, of each tier's own requests", "", "percent", 340, yaxis={"rangemode": "tozero"}
     )
+    names = [found.name for found in compared.outcomes]
+    lines = [name.replace("+ ", "+<br>").replace(", ", ",<br>") for name in names]  # upright, none cut off
+    upright = {"tickvals": names, "ticktext": lines, "tickangle": 0, "tickfont": {"size": 10}}
+    layout["xaxis"] = layout["xaxis"] | upright
     said = "; ".join(
         f"{n.tier} under {o.name}: {n.refused_share:.2%}"
         for o in compared.outcomes

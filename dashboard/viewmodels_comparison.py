@@ -82,9 +82,9 @@ def cards(ready: Comparable, compared: Comparison) -> list[Card]:
         Card(
             "USD per million tokens",
             per_million(best.per_million(node.tokens_in + node.tokens_out)),
-            "prompt and output",
+            "all tokens",
             "plain",
-            f"of output alone {per_million(best.per_million(node.tokens_out))}",
+            f"prompt and output; of output alone {per_million(best.per_million(node.tokens_out))}",
         ),
         Card(
             "Refused",
