@@ -281,7 +281,10 @@ def test_operator_changes_policy_and_sees_it_take_hold(demo: Demo, browser: Brow
 
     def refused() -> bool:
         rows = [row for row in cells(page, "traffic") if row and row[0] == TENANT]
-        return bool(rows) and int(rows[0][4].replace(",", "") or 0) > 0
+        share = (
+            rows[0][3].partition("%")[0].strip() if rows else ""
+        )  # "Refused", a share of what was offered
+        return bool(share) and float(share) > 0
 
     wait_until(refused, 120)
 

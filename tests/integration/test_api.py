@@ -80,7 +80,7 @@ CALLS = [
     ("GET", f"/api/v1/months/{MONTH}/verification", "spend:read", 409),
     ("POST", f"/api/v1/months/{MONTH}/closing", "months:write", 200),
     ("DELETE", f"/api/v1/months/{MONTH}/closing", "months:write", 200),
-    ("POST", f"/api/v1/months/{MONTH}/close", "months:write", 503),
+    ("POST", f"/api/v1/months/{MONTH}/close", "months:write", 409),  # its closing was not begun
     ("POST", f"/api/v1/months/{MONTH}/corrections", "months:write", 422),
     ("GET", "/api/v1/alerts", "alerts:read", 200),
     ("POST", "/api/v1/alerts/1/acknowledge", "alerts:write", 404),
