@@ -368,17 +368,10 @@ def report(figures: Figures, cpu: Figures, disk: dict[str, float], nodes: int, m
             f"{name:40} {min(values):8.1f} {medians[name]:8.1f} {max(values):8.1f} ms, "
             f"{spent[name]:.0f} ms of processors"
         )
-    verdicts: dict[str, tuple[float, float]] = {
-        f"{kind}, ratio to Prometheus": (medians[f"{kind}: rhodeck"] / medians[f"{kind}: prometheus"], 1.0)
-        for kind in ("raw", "minutes")
-    }
-    verdicts |= {
-        f"{kind}, ratio to Prometheus, processor time": (
-            spent[f"{kind}: rhodeck"] / spent[f"{kind}: prometheus"],
-            1.0,
-        )
-        for kind in ("raw", "minutes")
-    }
+    verdicts: dict[str, tuple[float, float]] = {}
+    for what, taken in (("ratio to Prometheus", medians), ("ratio to Prometheus, processor time", spent)):
+        for kind in ("raw", "minutes"):
+            verdicts[f"{kind}, {what}"] = taken[f"{kind}: rhodeck"] / taken[f"{kind}: prometheus"], 1.0
     verdicts |= {
         f"{name}, ms": (value, MONTH_GOAL_MS) for name, value in medians.items() if name.startswith("month")
     }
