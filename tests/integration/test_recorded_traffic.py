@@ -21,39 +21,16 @@ from fleet.policy import parse
 from fleet.replay_outcomes import by_tenant_and_tier
 from tests.pages.fleet_rows import fill, policy_document
 from tests.postgres_server import FreshDatabase
+from tests.usage_rows import ENGINE_S, served
 
 pytestmark = pytest.mark.postgres
 
 REQUESTS = 100
-PROMPT, OUTPUT, ENGINE_S, QUEUED_S = 500, 300, 6.0, 0.5
+QUEUED_S = 0.5
 
 
 def record(number: int, arrived_at: datetime) -> UsageRecordRow:
-    finished_at = arrived_at + timedelta(seconds=QUEUED_S + ENGINE_S)
-    return UsageRecordRow(
-        gateway="gw-1",
-        spool="s",
-        seq=number + 1,
-        request_id=f"r{number}",
-        tenant="acme",
-        key_id="k",
-        tier="interactive",
-        model="llama",
-        endpoint="chat",
-        node="n1",
-        pool="main",
-        outcome="completed",
-        prompt_tokens=PROMPT,
-        cached_tokens=None,
-        output_tokens=OUTPUT,
-        exact=True,
-        reserved_tokens=PROMPT + OUTPUT,
-        queued_s=QUEUED_S,
-        ttft_s=0.2,
-        engine_s=ENGINE_S,
-        finished_at=finished_at,
-        received_at=finished_at,
-    )
+    return served(number, arrived_at, queued_s=QUEUED_S)
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from control.database import session_scope
-from control.tables import UsageRecordRow
 from fleet.clock import SystemClock
 from tests.pages.conftest import Show, column, text
 from tests.postgres_server import FreshDatabase
+from tests.usage_rows import served
 
 pytestmark = pytest.mark.postgres
 
-REQUESTS, PROMPT, OUTPUT, ENGINE_S = 100, 500, 300, 6.0
+REQUESTS = 100
 
 
 def panel_script() -> None:
@@ -39,34 +39,7 @@ def recorded(full: Show, dashboard_on: FreshDatabase) -> None:
     """A hundred served requests of acme in the last ten minutes."""
     since = SystemClock().now().astimezone(UTC) - timedelta(minutes=10)
     with session_scope(dashboard_on.engine) as session:
-        for n in range(REQUESTS):
-            finished_at = since + timedelta(seconds=5 * n + ENGINE_S)
-            session.add(
-                UsageRecordRow(
-                    gateway="gw-1",
-                    spool="s",
-                    seq=n + 1,
-                    request_id=f"r{n}",
-                    tenant="acme",
-                    key_id="k",
-                    tier="interactive",
-                    model="llama",
-                    endpoint="chat",
-                    node="n1",
-                    pool="main",
-                    outcome="completed",
-                    prompt_tokens=PROMPT,
-                    cached_tokens=None,
-                    output_tokens=OUTPUT,
-                    exact=True,
-                    reserved_tokens=PROMPT + OUTPUT,
-                    queued_s=0.0,
-                    ttft_s=0.2,
-                    engine_s=ENGINE_S,
-                    finished_at=finished_at,
-                    received_at=finished_at,
-                )
-            )
+        session.add_all(served(n, since + timedelta(seconds=5 * n)) for n in range(REQUESTS))
 
 
 def answered(at: AppTest) -> AppTest:
