@@ -20,11 +20,11 @@ from admission.answers import (
     Send,
     invalid_answer,
     outcome_answer,
-    refusal_answer,
     send_answer,
     stream_error,
     too_large_answer,
 )
+from admission.attempts import Attempts
 from admission.calls import Call, parse_call
 from admission.engine_link import EngineLink
 from admission.identity import Caller, caller_of
@@ -34,7 +34,7 @@ from admission.sse import StreamReader, usage_in
 from admission.state import GatewayState
 from admission.upstream import Exchange, NodeFailed
 from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated, Unavailable
-from fleet.offers import Dispatch, Request
+from fleet.offers import Dispatch
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
@@ -140,6 +140,7 @@ class Proxy:
     def __init__(self, state: GatewayState, link: EngineLink) -> None:
         self._state = state
         self._link = link
+        self._attempts = Attempts(state, link)
         self.bodies = BodyRoom(state.settings.bodies_bytes)
 
     async def handle(self, endpoint: str, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -220,72 +221,13 @@ class Proxy:
             )
         return call
 
-    # -- admission ----------------------------------------------------------------------------------
-
     async def _serve(self, passage: Passage, watch: ClientWatch, send: Send) -> None:
-        """Admit and send, again to another node while no byte has come and the budget lasts.
-
-        Never again to a node that had it: a request that takes an engine down would take it down again.
-        """
-        avoid: tuple[str, ...] = ()
-        had = dict[str, NodeFailed]()  # by node that received it: how that ended
-        for attempt in range(self._state.settings.retries + 1):
-            passage.waiting()
-            asked = self._request(passage, avoid)
-            passage.entry.prompt_tokens = asked.prompt_tokens
-            decision = await self._state.room.admit(asked)
-            passage.decided(decision)
-            if not isinstance(decision, Dispatch):
-                watch.disarm()
-                passage.finish(decision.outcome)
-                await send_answer(send, refusal_answer(decision), more=passage.headers())
-                return
-            if decision.node in had:  # no other has room
-                self._state.room.release(
-                    decision.lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR
-                )
-                await self._fail(passage, watch, send, had[decision.node])
-                return
-            passage.dispatched(decision)
-            try:
-                await self._exchange(passage, watch, send, decision)
-            except NodeFailed as exc:
-                reached = exc.reason is not Reason.REFUSED
-                is_last = exc.is_timeout or attempt == self._state.settings.retries
-                if is_last or not self._link.may_retry():
-                    await self._fail(passage, watch, send, exc)
-                    return
-                passage.gave_up(str(exc), reached_engine=reached)
-                avoid = (*avoid, decision.node)
-                if reached:
-                    had[decision.node] = exc
-            else:
-                return
-
-    def _request(self, passage: Passage, avoid: tuple[str, ...]) -> Request:
-        call, state = passage.call, self._state
-        return Request(
-            request_id=passage.request_id,
-            tenant=passage.caller.tenant,
-            tier=passage.caller.tier,
-            model=call.model,
-            endpoint=call.endpoint,
-            prompt_tokens=state.estimator.tokens(call.model, call.prompt),
-            max_tokens=call.max_tokens,
-            choices=call.choices,
-            prefix_key=call.prefix_key() if state.has_prefix_affinity else None,
-            avoid=avoid,
+        answer = await self._attempts.serve(
+            passage, lambda passage, dispatch: self._exchange(passage, watch, send, dispatch)
         )
-
-    async def _fail(self, passage: Passage, watch: ClientWatch, send: Send, exc: NodeFailed) -> None:
-        if exc.reason is not Reason.REFUSED:
-            passage.reached()
-        outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
-        watch.disarm()
-        passage.entry.failed(str(exc))
-        passage.finish(outcome)
-        answer = outcome_answer(outcome, f"The engine failed: {exc}.")
-        await send_answer(send, answer, more=passage.headers())
+        if answer is not None:
+            watch.disarm()
+            await send_answer(send, answer, more=passage.headers())
 
     # -- the exchange -------------------------------------------------------------------------------
 

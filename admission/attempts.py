@@ -1,0 +1,89 @@
+"""The attempts of one request: admitted, sent, and sent again to another node while no byte has come.
+
+Counts are requests. Never again to a node that had it: a request that takes an engine down would take it
+down again. Prevents: a retry after the first byte, a retry storm, and a lease that outlives its attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from admission.answers import Answer, outcome_answer, refusal_answer
+from admission.engine_link import EngineLink
+from admission.passage import Passage
+from admission.state import GatewayState
+from admission.upstream import NodeFailed
+from fleet.offers import Dispatch, Request
+from fleet.outcomes import Outcome
+from fleet.readings import Reason
+
+#: Sends to the dispatched node and relays its answer. Raises NodeFailed only before the client got a byte.
+ExchangeWith = Callable[[Passage, Dispatch], Awaitable[None]]
+
+
+class Attempts:
+    """Makes the attempts of one gateway's requests."""
+
+    def __init__(self, state: GatewayState, link: EngineLink) -> None:
+        self._state = state
+        self._link = link
+
+    async def serve(self, passage: Passage, exchange: ExchangeWith) -> Answer | None:
+        """Admit and send until it is answered. Return what the client is to be told instead; None: nothing.
+
+        The passage has ended when this returns.
+        """
+        avoid: tuple[str, ...] = ()
+        had = dict[str, NodeFailed]()  # by node that received it: how that ended
+        for attempt in range(self._state.settings.retries + 1):
+            passage.waiting()
+            asked = self._request(passage, avoid)
+            passage.entry.prompt_tokens = asked.prompt_tokens
+            decision = await self._state.room.admit(asked)
+            passage.decided(decision)
+            if not isinstance(decision, Dispatch):
+                passage.finish(decision.outcome)
+                return refusal_answer(decision)
+            if decision.node in had:  # no other has room
+                self._state.room.release(
+                    decision.lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR
+                )
+                return self._failed(passage, had[decision.node])
+            passage.dispatched(decision)
+            try:
+                await exchange(passage, decision)
+            except NodeFailed as exc:
+                reached = exc.reason is not Reason.REFUSED
+                is_last = exc.is_timeout or attempt == self._state.settings.retries
+                if is_last or not self._link.may_retry():
+                    return self._failed(passage, exc)
+                passage.gave_up(str(exc), reached_engine=reached)
+                avoid = (*avoid, decision.node)
+                if reached:
+                    had[decision.node] = exc
+            else:
+                return None
+        return None
+
+    def _request(self, passage: Passage, avoid: tuple[str, ...]) -> Request:
+        call, state = passage.call, self._state
+        return Request(
+            request_id=passage.request_id,
+            tenant=passage.caller.tenant,
+            tier=passage.caller.tier,
+            model=call.model,
+            endpoint=call.endpoint,
+            prompt_tokens=state.estimator.tokens(call.model, call.prompt),
+            max_tokens=call.max_tokens,
+            choices=call.choices,
+            prefix_key=call.prefix_key() if state.has_prefix_affinity else None,
+            avoid=avoid,
+        )
+
+    def _failed(self, passage: Passage, exc: NodeFailed) -> Answer:
+        if exc.reason is not Reason.REFUSED:
+            passage.reached()
+        outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
+        passage.entry.failed(str(exc))
+        passage.finish(outcome)
+        return outcome_answer(outcome, f"The engine failed: {exc}.")
