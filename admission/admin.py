@@ -25,6 +25,7 @@ from admission.quota_gauges import over_quota
 from admission.quota_lease import MAX_LEASE_BYTES, answer_lease
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
+from fleet.acceptance import is_news
 from fleet.errors import (
     FleetError,
     InvalidInput,
@@ -124,7 +125,7 @@ class Admin:
         async with self._pushing:
             try:
                 assignment, digest = await asyncio.to_thread(self._read, body)
-                is_new = self._check_newer(assignment, digest)
+                is_new = is_news(assignment, digest, self._state.assignment, self._state.digest)
             except InvalidPolicy as exc:
                 self._reject(body, exc)
                 raise
@@ -149,26 +150,6 @@ class Admin:
                 raise InvalidPolicy(f"node {node.name!r} is listed twice", field=f"/nodes/{index}/name")
             names.add(node.name)
         return assignment, assignment.digest()
-
-    def _check_newer(self, assignment: Assignment, digest: str) -> bool:
-        """Say whether the push changes anything. Raises StaleAssignment when it must not be taken."""
-        held = self._state.assignment
-        if held is None or assignment.is_newer_than(held.epoch, held.generation):
-            return True
-        pushed = f"epoch {assignment.epoch}, generation {assignment.generation}"
-        if (assignment.epoch, assignment.generation) != (held.epoch, held.generation):
-            raise StaleAssignment(
-                f"{pushed} is older than what is in force: "
-                f"epoch {held.epoch}, generation {held.generation}",
-                hint="A newer controller has taken over; do not push again from this one",
-            )
-        if digest != self._state.digest:
-            raise StaleAssignment(
-                f"{pushed} is in force with another content: "
-                f"{str(self._state.digest)[:12]}, pushed {digest[:12]}",
-                hint="Two controllers share an epoch, or one changed content without a new generation",
-            )
-        return False
 
     async def _put_in_force(self, assignment: Assignment, digest: str) -> None:
         try:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from fleet.acceptance import is_news
 from fleet.errors import FleetError, InvalidPolicy, StaleAssignment
 from fleet.messages import Assignment, GatewayStatus, LastRejection, parse_assignment
 from fleet.outcomes import TIERS
@@ -80,12 +81,9 @@ class SmallGateway:
                 pointer=self.rejects,
             )
             raise InvalidPolicy("not supported here", field=self.rejects)
-        if self.held is not None:
-            is_same = (sent.epoch, sent.generation) == (self.held.epoch, self.held.generation)
-            if is_same and sent.digest() == self.held.digest():
-                return
-            if not sent.is_newer_than(self.held.epoch, self.held.generation):
-                raise StaleAssignment(f"holds ({self.held.epoch}, {self.held.generation})")
+        held_digest = None if self.held is None else self.held.digest()
+        if not is_news(sent, sent.digest(), self.held, held_digest):
+            return
         self.held = sent
         self.accepted.append((sent.epoch, sent.generation))
 
