@@ -43,6 +43,7 @@ from control.tables_invoices import InvoiceLineRow, InvoiceMappingRow, InvoiceRo
 from control.tables_months import (
     AllocationRuleRow,
     CommitmentRow,
+    LateNodeTimeRow,
     MonthCloseRow,
     MonthClosingRow,
     MonthCorrectionRow,
@@ -104,6 +105,7 @@ __all__ = [
     "InvoiceLineRow",
     "InvoiceMappingRow",
     "InvoiceRow",
+    "LateNodeTimeRow",
     "LeaseRow",
     "MonthCloseRow",
     "MonthClosingRow",

@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Identity, LargeBinary, Numeric, UniqueConstraint
+from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, LargeBinary, Numeric, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from control.tables_base import Base
@@ -49,6 +49,7 @@ class MonthCloseRow(Base):
     closed_at: Mapped[datetime]
     closed_by: Mapped[str]
     note: Mapped[str]
+    seal_version: Mapped[int] = mapped_column(server_default="1")  # what the signature is about
     __table_args__ = (UniqueConstraint("number"),)
 
 
@@ -76,6 +77,21 @@ class MonthLineRow(Base):
             "kind IN ('usage', 'idle', 'burst', 'commitment', 'overhead', 'adjustment')", name="kind"
         ),
     )
+
+
+class LateNodeTimeRow(Base):
+    """A change of the node time of a closed month, written by the database itself. Append-only."""
+
+    __tablename__ = "late_node_time"
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    month: Mapped[str] = mapped_column(ForeignKey("month_close.month"))
+    node: Mapped[str]
+    quarter: Mapped[datetime]
+    pool: Mapped[str]
+    price_class: Mapped[str]
+    change_s: Mapped[Decimal]  # negative: less
+    received_at: Mapped[datetime]
+    __table_args__ = (Index("ix_late_node_time_month", "month"),)
 
 
 class MonthCorrectionRow(Base):
