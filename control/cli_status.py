@@ -12,6 +12,7 @@ import click
 
 from control.cli_session import transaction
 from control.controller_page import Waiting, waiting_rounds
+from control.gateway_groups import grouped, process_words
 from control.settings import load_settings
 from control.status_report import HEALTHY_MEANS, StatusReport, status_report
 from fleet.clock import SystemClock
@@ -67,10 +68,14 @@ def as_text(report: StatusReport) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in report.nodes.items())
     lines = ["healthy" if report.is_healthy else "NOT healthy", f"nodes     {counts}", _rho_line(report)]
     lines.append(f"revision  {'none' if report.revision is None else report.revision}")
-    for g in report.gateways:
-        age = "never heard" if g.age_s is None else f"heard {g.age_s:.0f} s ago"
-        generation = "-" if g.observed_generation is None else g.observed_generation
-        lines.append(f"gateway   {g.name}: {g.condition}, {age}, generation {generation}")
+    for group, gateways in grouped(report.gateways):
+        if group is not None:
+            lines.append(f"gateway   {group}: {process_words(gateways)}")
+        for g in gateways:
+            age = "never heard" if g.age_s is None else f"heard {g.age_s:.0f} s ago"
+            generation = "-" if g.observed_generation is None else g.observed_generation
+            indent = "" if group is None else "  "
+            lines.append(f"gateway   {indent}{g.name}: {g.condition}, {age}, generation {generation}")
     lines += [f"alert     {a.id} {a.state} {a.severity}: {a.summary}" for a in report.alerts]
     lines += [f"problem   {problem}" for problem in report.problems]
     return "\n".join(lines)

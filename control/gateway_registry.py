@@ -26,6 +26,8 @@ from fleet.errors import Conflict, InvalidInput, NotFound
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 MAX_URL_CHARACTERS = 300
+MAX_PROCESSES = 64
+MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,49 @@ class Gateway:
     created_at: datetime
 
 
-def add_gateway(session: Session, *, name: str, url: str, actor: Actor, now: datetime) -> Gateway:
+def add_processes(
+    session: Session, *, name: str, url: str, processes: int, actor: Actor, now: datetime
+) -> list[Gateway]:
+    """Register the processes of one gateway (`rhodeck gateway --processes N`), each a gateway of its own.
+
+    They are called NAME-1 to NAME-N; `url` is the first one's admin address, the next ones have the ports
+    after it. Raises as `add_gateway`, and then none is added.
+    """
+    if not 2 <= processes <= MAX_PROCESSES:
+        raise InvalidInput(
+            f"a gateway of several processes has 2 to {MAX_PROCESSES} of them, not {processes}",
+            hint="Give the number that the gateway was started with",
+            field="processes",
+        )
+    parts = urlsplit(checked_origin(url))
+    first = parts.port
+    if first is None or first + processes - 1 > MAX_PORT:
+        raise InvalidInput(
+            f"{url} names no port that {processes} admin ports can begin at",
+            hint="Give the first process's admin address, http://host:port",
+            field="url",
+        )
+    host = parts.netloc.removesuffix(f":{first}")
+    return [
+        add_gateway(
+            session,
+            name=f"{name}-{number}",
+            url=f"{parts.scheme}://{host}:{first + number - 1}",
+            actor=actor,
+            now=now,
+            group=name,
+        )
+        for number in range(1, processes + 1)
+    ]
+
+
+def add_gateway(
+    session: Session, *, name: str, url: str, actor: Actor, now: datetime, group: str | None = None
+) -> Gateway:
     """Register a gateway; the controller sends it its assignment at the next tick.
 
-    Raises InvalidInput for a bad name or address, Conflict if either is in use.
+    `group` names the gateway it is one process of. Raises InvalidInput for a bad name or address, Conflict
+    if either is in use.
     """
     require(actor, Permission.MANAGE_FLEET)
     if not _NAME.fullmatch(name):
@@ -58,9 +99,11 @@ def add_gateway(session: Session, *, name: str, url: str, actor: Actor, now: dat
     try:
         with session.begin_nested():
             if row is None:
-                session.add(GatewayRow(name=name, base_url=origin, state="active", created_at=now))
+                row = GatewayRow(name=name, base_url=origin, state="active", created_at=now)
+                session.add(row)
             else:
                 row.base_url, row.state, row.removed_at = origin, "active", None
+            row.process_group = group
     except IntegrityError as exc:
         raise Conflict(
             f"{origin} or the name {name} is registered already",
@@ -69,6 +112,20 @@ def add_gateway(session: Session, *, name: str, url: str, actor: Actor, now: dat
         ) from exc
     audit.append(session, actor, "gateway.add", f"gateway {name}", "", {"url": origin}, now)
     return Gateway(name, origin, now)
+
+
+def remove_processes(session: Session, *, name: str, actor: Actor, now: datetime) -> list[str]:
+    """Take out all processes of a gateway; return their names. Raises NotFound where it has none."""
+    require(actor, Permission.MANAGE_FLEET)
+    g = GatewayRow
+    names = list(
+        session.scalars(select(g.name).where(g.process_group == name, g.state == "active").order_by(g.name))
+    )
+    if not names:
+        raise NotFound(f"there is no gateway {name}", hint="See `rhodeck gateways list`", field="name")
+    for one in names:
+        remove_gateway(session, name=one, actor=actor, now=now)
+    return names
 
 
 def remove_gateway(session: Session, *, name: str, actor: Actor, now: datetime) -> None:

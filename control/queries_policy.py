@@ -7,12 +7,12 @@ sent; conditions here come from what gateways answered, with the age of that ans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from control.tables import (
@@ -85,6 +85,7 @@ class GatewayState:
     acked_at: datetime | None  # when it confirmed what it should run; None: not confirmed
     draining: bool
     over: Mapping[str, OverQuota] = field(default_factory=dict[str, OverQuota])  # tenants above their quota
+    group: str | None = None  # the gateway it is one of several processes of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def current_rollout(session: Session) -> Rollout | None:
 
 
 def gateway_states(session: Session, now: datetime) -> list[GatewayState]:
-    """Return every registered gateway by name, removed ones left out.
+    """Return every registered gateway by group and name, removed ones left out.
 
     "unknown" when no controller looked for `SILENT_S`; "behind" from the moment a rollout wants another
     revision at a gateway, although the controller has not sent it yet.
@@ -182,15 +183,15 @@ def gateway_states(session: Session, now: datetime) -> list[GatewayState]:
     rollout = current_rollout(session)
     g, o, a = GatewayRow, GatewayObservedRow, AssignmentRow
     rows = session.execute(
-        select(g.name, g.base_url, o, a.generation, a.revision)
+        select(g.name, g.base_url, g.process_group, o, a.generation, a.revision)
         .outerjoin(o, o.gateway == g.name)
         .outerjoin(a, a.gateway == g.name)
         .where(g.state == "active")
-        .order_by(g.name)
+        .order_by(func.coalesce(g.process_group, g.name), func.length(g.name), g.name)
     )
     return [
-        _gateway_state(name, url, seen, generation, given, rollout, now)
-        for name, url, seen, generation, given in rows
+        replace(_gateway_state(name, url, seen, generation, given, rollout, now), group=group)
+        for name, url, group, seen, generation, given in rows
     ]
 
 

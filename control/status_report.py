@@ -66,6 +66,7 @@ class StatusReport:
             "gateways": [
                 {
                     "name": g.name,
+                    "group": g.group,
                     "condition": str(g.condition),
                     "age_s": g.age_s,
                     "generation": g.observed_generation,

@@ -72,6 +72,7 @@ class GatewayRow(Base):
     state: Mapped[str]
     created_at: Mapped[datetime]
     removed_at: Mapped[datetime | None]
+    process_group: Mapped[str | None]  # the gateway it is one of several processes of
     __table_args__ = (CheckConstraint("state IN ('active', 'removed')", name="state"),)
 
 
