@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -50,6 +51,7 @@ from fleet.policy import pointer_of
 log = logging.getLogger(__name__)
 
 MAX_USAGE_RECORDS = 10_000
+MAX_APART = 200  # nodes named in a status
 _STATUS: dict[type[FleetError], int] = {
     InvalidPolicy: 422,
     NotFound: 404,
@@ -244,12 +246,23 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         queues=queues,
         nodes_usable=sum(1 for because in conditions.values() if not because),
         nodes_total=len(conditions),
+        nodes_apart=_apart(nodes, conditions),
         usage_spool=state.spool.spool_id,
         usage_last_seq=state.spool.last_seq,
         clock_at_s=state.clock.now().timestamp(),
         started_at_s=state.started_at_s,
         last_rejection=state.last_rejection,
     )
+
+
+def _apart(nodes: NodeBook, conditions: Mapping[str, str]) -> dict[str, str]:
+    """Return by node why it takes no work, or that it is on trial; at most `MAX_APART`."""
+    found = {
+        name: because or "on trial"
+        for name, because in conditions.items()
+        if because or nodes.is_on_trial(name)
+    }
+    return dict(sorted(found.items())[:MAX_APART])
 
 
 def _unsupported(state: GatewayState) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from admission.calls import ENDPOINTS
 from admission.gate_gauges import gate_families
 from admission.identity import caller_of
 from admission.metrics import CONTENT_TYPE, Family
+from admission.node_gauges import node_families
 from admission.nodes import NodeBook
 from admission.proxy import BodyTooLarge, ClientLeft, Proxy
 from admission.quota_gauges import quota_families
@@ -29,7 +30,7 @@ from fleet.errors import FleetError, Unauthenticated, Unavailable
 
 log = logging.getLogger(__name__)
 
-_NODE_STATES = ("open", "closed", "ejected", "draining")
+_NODE_STATES = ("open", "trial", "closed", "ejected", "draining")
 
 
 class App:
@@ -133,6 +134,7 @@ class App:
         yield from gate_families(snapshot, limiters)
         yield from quota_families(snapshot, state.quotas, state.room.exact)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
+        yield from node_families(self._nodes.outliers, state.clock.monotonic_s())
         generation = state.assignment.generation if state.assignment else 0
         single: tuple[tuple[str, str, float, str], ...] = (
             ("generation", "Generation of the assignment in force; 0: none.", generation, "gauge"),
@@ -152,8 +154,8 @@ class App:
     def _nodes_by_state(self) -> dict[tuple[str, ...], int]:
         counts = {(name,): 0 for name in _NODE_STATES}
         snapshot = self._state.gate.snapshot(self._state.clock.monotonic_s())
-        for because in self._nodes.conditions(snapshot.nodes).values():
-            name = because or "open"
+        for node, because in self._nodes.conditions(snapshot.nodes).items():
+            name = because or ("trial" if self._nodes.is_on_trial(node) else "open")
             counts[(name if name in _NODE_STATES else "closed",)] += 1
         return counts
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from admission.settings import Settings
 from admission.upstream import NodeFailed, Page, Upstream
 from fleet.clock import Clock
 from fleet.dialects import read_page
+from fleet.ejection import Outliers, Stage
 from fleet.lifesigns import Pulses, node_is_frozen
 from fleet.messages import Assignment, NodeTarget
 from fleet.offers import NodeState, NodeUse
@@ -30,9 +31,6 @@ HEALTH_EVERY_POLLS = 4
 POLL_COST_S = 0.002  # of event loop that may pass for one node's poll, twice what it takes
 SLOWEST_POLL_S = 2.0  # its answer is in before the gate calls the node stale, one lost poll included
 FAILED_POLLS = 2  # silent polls before a node is closed; a refused connection closes it at once
-FAILED_REQUESTS = 3  # in a row before a node is ejected
-EJECTION_S = 5.0
-EJECTION_MAX_S = 60.0
 
 
 @dataclass(slots=True)
@@ -41,19 +39,12 @@ class Standing:
 
     target: NodeTarget
     failed_polls: int = 0
-    failed_requests: int = 0
-    ejections: int = 0
-    ejected_until_s: float = 0.0
     is_well: bool = True  # its last health check
     health_due_s: float = 0.0
     pulses: dict[tuple[str, str | None], Pulses] = field(
         default_factory=dict[tuple[str, str | None], Pulses]
     )
     closed_because: str = "not polled yet"  # "" while it is open
-
-    def is_ejected(self, now_s: float) -> bool:
-        """Say whether failed requests keep it out at `now_s`."""
-        return now_s < self.ejected_until_s
 
 
 @dataclass(slots=True)
@@ -64,6 +55,7 @@ class NodeBook:
     clock: Clock
     upstream: Upstream
     observe: Callable[[NodeState], None]
+    outliers: Outliers = field(default_factory=Outliers)
     _standings: dict[str, Standing] = field(default_factory=dict[str, Standing])
     _polls: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
 
@@ -80,11 +72,13 @@ class NodeBook:
                 continue
             if known is not None:
                 self._polls.pop(name).cancel()
+                self.outliers.forget(name)
             standing = self._standings[name] = Standing(target)
             offset_s = poll_interval_s(len(wanted), self.settings.poll_interval_s) * index / len(wanted)
             poll = asyncio.get_running_loop().create_task(self._follow(standing, offset_s), name=name)
             poll.add_done_callback(_report_end)
             self._polls[name] = poll
+        self.outliers.apply(assignment.policy.routing.ejection, wanted)
 
     async def close(self) -> None:
         """Stop polling."""
@@ -106,37 +100,30 @@ class NodeBook:
             use = gate_uses.get(name)
             if standing.target.draining:
                 found[name] = "draining"
-            elif standing.is_ejected(now_s):
+            elif self.outliers.stage(name, now_s) is Stage.OUT:
                 found[name] = "ejected"
             else:
                 found[name] = standing.closed_because or (use.closed_because if use else None) or ""
         return found
 
+    def is_on_trial(self, name: str) -> bool:
+        """Say whether a node takes a few trial requests after it was ejected."""
+        return self.outliers.stage(name, self.clock.monotonic_s()) is Stage.TRIAL
+
     # -- requests -----------------------------------------------------------------------------------
 
-    def request_worked(self, name: str) -> None:
-        """A request was answered to its end."""
-        standing = self._standings.get(name)
-        if standing is not None:
-            standing.failed_requests = 0
+    def request_worked(self, name: str, seconds_per_token: float | None = None) -> None:
+        """A request was answered to its end, at this pace; None: it had no output to measure it by."""
+        self._take_out(self.outliers.worked(name, self.clock.monotonic_s(), seconds_per_token))
 
     def request_failed(self, name: str) -> None:
         """A request broke off or was not answered. Several in a row eject the node for a while."""
-        standing = self._standings.get(name)
-        if standing is None:
-            return
-        standing.failed_requests += 1
-        now_s = self.clock.monotonic_s()
-        if standing.failed_requests < FAILED_REQUESTS or standing.is_ejected(now_s):
-            return
-        ejected = sum(1 for other in self._standings.values() if other.is_ejected(now_s))
-        if (ejected + 1) * 2 > len(self._standings):  # never more than half: then it is not the nodes
-            return
-        standing.ejected_until_s = now_s + min(EJECTION_S * 2**standing.ejections, EJECTION_MAX_S)
-        standing.ejections += 1
-        standing.failed_requests = 0
-        log.warning("node ejected", extra={"node": name, "ejections": standing.ejections})
-        self.observe(NodeState(name, healthy=False, seen_at_s=now_s))
+        self._take_out(self.outliers.failed(name, self.clock.monotonic_s()))
+
+    def _take_out(self, names: Iterable[str]) -> None:
+        for name in names:
+            log.warning("node ejected", extra={"node": name})
+            self.observe(NodeState(name, healthy=False, seen_at_s=self.clock.monotonic_s()))
 
     # -- polls --------------------------------------------------------------------------------------
 
@@ -174,7 +161,7 @@ class NodeBook:
         state = node_state(standing.target.name, engines, asked_at_s)
         if not standing.is_well:
             self._close(standing, "unhealthy")
-        elif standing.is_ejected(now_s):
+        elif self.outliers.stage(standing.target.name, now_s) is Stage.OUT:
             self._close(standing, "ejected")
         elif _is_frozen(standing, engines, asked_at_s):
             self._close(standing, "frozen")
@@ -182,9 +169,8 @@ class NodeBook:
             if standing.closed_because:
                 log.info("node open", extra={"node": standing.target.name})
             standing.closed_because = ""
-            if standing.ejections and now_s > standing.ejected_until_s + EJECTION_MAX_S:
-                standing.ejections = 0
-            self.observe(state)
+            most = self.outliers.most_requests(standing.target.name, now_s)
+            self.observe(state if most is None else replace(state, most_requests=most))
 
     def _close(self, standing: Standing, because: str) -> None:
         if standing.closed_because != because:

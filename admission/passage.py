@@ -151,6 +151,12 @@ class Passage:
         """Note that the engine has the request."""
         self._reached_engine = True
 
+    def seconds_per_token(self) -> float | None:
+        """Return the pace of the answer, from sending on; None: the engine counted no output."""
+        if self.usage is None or not self.usage.output_tokens:
+            return None
+        return (self._ledger.clock.monotonic_s() - self._sent_s) / self.usage.output_tokens
+
     def first_byte(self) -> None:
         """Note the first byte of the answer."""
         if self.ttft_s is None:

@@ -184,6 +184,8 @@ class NodeBudget:
         standing = min(state.waiting or 0, self._waiting_before or 0)
         if standing > 0:
             limit = min(limit, self._own_requests_seen - standing)
+        if state.most_requests is not None:
+            limit = min(limit, state.most_requests)
         self.limit_requests = max(0, limit)
 
     def _reason_closed(self, is_declared: bool) -> str | None:

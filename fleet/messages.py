@@ -232,6 +232,7 @@ class GatewayStatus(_Message):
     queues: dict[Tier, QueueState]
     nodes_usable: int
     nodes_total: int
+    nodes_apart: dict[Label, Words] = {}  # why nodes take no work, or only a trial; the others are open
     usage_spool: Label  # id of the spool; changes only if the spool was lost
     usage_last_seq: int
     clock_at_s: Instant

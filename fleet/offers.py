@@ -42,6 +42,7 @@ class NodeState:
     running: int | None = None
     waiting: int | None = None
     preemptions: int | None = None  # since the engine started
+    most_requests: int | None = None  # of ours at once, while it is on trial; None: as many as fit
 
 
 @dataclass(frozen=True, slots=True)

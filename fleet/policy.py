@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from fleet.ejection import Ejection
 from fleet.errors import InvalidPolicy
 from fleet.limiters import Limiters
 from fleet.outcomes import TIERS, Tier
@@ -144,6 +145,8 @@ class Routing(_Part):
     """Tiers that may run on spot nodes."""
     prefix_affinity: Flag = False
     """Prefer the node that last served the same prompt prefix, while it is not hot."""
+    ejection: Ejection = Ejection()
+    """When nodes that fail requests are taken out, and how they come back."""
 
 
 class RetryAfter(_Part):

@@ -27,6 +27,7 @@ RIGHT = {
     "max_waiting_requests": (None,),
     "max_waiting_tokens": (None,),
     "routing": ({},),
+    "ejection": ({},),
     "retry_after": ({},),
     "slo": ({},),
 }
