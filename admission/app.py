@@ -15,19 +15,18 @@ from typing import Any
 import orjson
 
 from admission.admin import Admin
-from admission.answers import Answer, Receive, Send, error_body, invalid_answer, send_answer
+from admission.answers import Answer, Receive, Send, error_body, send_answer
 from admission.calls import ENDPOINTS
+from admission.directory import MODELS, models_answer, unserved_answer
 from admission.gate_gauges import gate_families
-from admission.identity import caller_of
 from admission.metrics import CONTENT_TYPE, Family
 from admission.node_gauges import node_families
 from admission.nodes import NodeBook
+from admission.passthrough import PASSED
 from admission.proxy import BodyTooLarge, ClientLeft, Proxy
 from admission.quota_gauges import quota_families
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
-from fleet.errors import FleetError, Unauthenticated, Unavailable
-
 log = logging.getLogger(__name__)
 
 _NODE_STATES = ("open", "trial", "closed", "ejected", "draining")
@@ -56,7 +55,7 @@ class App:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
-        endpoint = ENDPOINTS.get(path)
+        endpoint = ENDPOINTS.get(path, path if path in PASSED else None)
         if endpoint is not None and scope["method"] == "POST":
             await self._proxy.handle(endpoint, scope, receive, send)
             return
@@ -76,41 +75,22 @@ class App:
 
     def _small(self, scope: dict[str, Any], path: str) -> Answer:
         if scope["method"] not in ("GET", "HEAD"):
-            body = error_body(f"{scope['method']} is not allowed here", "invalid_request_error", None)
-            return Answer(405 if path in ENDPOINTS else 404, body)
+            return unserved_answer(scope["method"], path)
         match path:
             case "/healthz":
                 return Answer(200, b'{"status":"ok"}')
             case "/readyz":
                 return self._readiness()
-            case "/v1/models":
-                return self._models(scope)
-            case _ if path in ENDPOINTS:
-                return Answer(405, error_body("send a POST", "invalid_request_error", None))
+            case _ if path == MODELS or path.startswith(MODELS + "/"):
+                return models_answer(self._state, scope["headers"], path)
             case _:
-                return Answer(404, error_body("no such path", "invalid_request_error", None))
+                return unserved_answer(scope["method"], path)
 
     def _readiness(self) -> Answer:
         if self._state.is_ready:
             return Answer(200, b'{"ready":true}')
         reason = "draining" if self._state.is_draining else "no assignment in force"
         return Answer(503, orjson.dumps({"ready": False, "reason": reason}))
-
-    def _models(self, scope: dict[str, Any]) -> Answer:
-        assignment = self._state.assignment
-        try:
-            if assignment is None:
-                raise Unavailable("this gateway has no assignment yet", hint="Try again shortly")
-            caller_of(scope["headers"], self._state.keys, assignment.policy)
-        except FleetError as exc:
-            if isinstance(exc, Unauthenticated):
-                self._state.metrics.auth_failures += 1
-            return invalid_answer(exc)
-        listed = [
-            {"id": model, "object": "model", "created": 0, "owned_by": "rhodeck"}
-            for model in sorted(self._state.models)
-        ]
-        return Answer(200, orjson.dumps({"object": "list", "data": listed}))
 
     # -- metrics ------------------------------------------------------------------------------------
 
@@ -133,6 +113,7 @@ class App:
         snapshot = state.gate.snapshot(state.clock.monotonic_s())
         yield from gate_families(snapshot, limiters)
         yield from quota_families(snapshot, state.quotas, state.room.exact)
+        yield from self._proxy.passed.families()
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
         yield from node_families(self._nodes.outliers, state.clock.monotonic_s())
         generation = state.assignment.generation if state.assignment else 0

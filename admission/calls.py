@@ -13,16 +13,19 @@ from typing import Any, cast
 
 import orjson
 
+from admission.responses_call import frame_tokens, responses_input
 from fleet.errors import InvalidInput
 
 ENDPOINTS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
 }
 COMPLETIONS_MAX_TOKENS = 16  # what the completions endpoint means when max_tokens is absent
 IMAGE_TOKENS = 1_024  # booked for an image, whose bytes say nothing about its tokens
 MAX_CHOICES = 128
+_ONE_ANSWER = ("embeddings", "responses")
 _PREFIX_CHARACTERS = 2_048
 _FRAME_KEYS = frozenset({"role", "content"})  # of a message; all else it says is prompt too (tool calls)
 _TEXT_PARTS = ("text", "refusal", "thinking")
@@ -34,8 +37,10 @@ _PROMPT_KEYS = (
     "chat_template",
     "chat_template_kwargs",
 )
+_OURS_KEYS = frozenset({"priority", "request_id"})  # the tier and the gateway say them; a client's go
 _COUNTED_KEYS = (b'"model"', b'"max_tokens"', b'"max_completion_tokens"', b'"n"', b'"best_of"',
-                 b'"stream"', b'"messages"', b'"prompt"', b'"input"')  # fmt: skip
+                 b'"stream"', b'"messages"', b'"prompt"', b'"input"', b'"max_output_tokens"',
+                 b'"instructions"')  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +81,15 @@ class Call:
     def body(self, priority: int | None) -> bytes:
         """Return what the engine gets: `priority` set (None: removed), usage asked for when streaming."""
         added: dict[str, Any] = {} if priority is None else {"priority": priority}
-        if self.is_stream:
+        if self.is_stream and self.endpoint != "responses":
             asked: object = self.document.get("stream_options")
             options = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
             if options.get("include_usage") is not True:
                 added["stream_options"] = {**options, "include_usage": True}
-        given = self.document.keys() & {"priority", "stream_options"}
+        given = self.document.keys() & {*_OURS_KEYS, "stream_options"}
         if not given and not _has_doubled_key(self.raw):
             return _spliced(self.raw, added) if added else self.raw
-        kept = {key: value for key, value in self.document.items() if key != "priority"}
+        kept = {key: value for key, value in self.document.items() if key not in _OURS_KEYS}
         return orjson.dumps(kept | added)
 
 
@@ -107,19 +112,29 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
     if options is not None and not isinstance(options, dict):
         raise InvalidInput("stream_options must be an object", field="stream_options")
     asked = cast("dict[str, Any]", options or {})
-    prompt = _chat_prompt(body) if endpoint == "chat" else _text_prompt(body, endpoint)
-    choices = 1 if endpoint == "embeddings" else _choices(body) * prompt.count
+    prompt = _prompt(body, endpoint)
+    choices = 1 if endpoint in _ONE_ANSWER else _choices(body) * prompt.count
     return Call(
         endpoint=endpoint,
         model=model,
         is_stream=bool(stream) and endpoint != "embeddings",
-        wants_usage=asked.get("include_usage") is True,
+        wants_usage=endpoint == "responses" or asked.get("include_usage") is True,
         prompt=prompt,
         max_tokens=_max_tokens(body, endpoint, choices),
         choices=choices,
         raw=raw,
         document=body,
     )
+
+
+def _prompt(body: Mapping[str, Any], endpoint: str) -> Prompt:
+    match endpoint:
+        case "chat":
+            return _chat_prompt(body)
+        case "responses":
+            return _responses_prompt(body)
+        case _:
+            return _text_prompt(body, endpoint)
 
 
 def _choices(body: Mapping[str, Any]) -> int:
@@ -130,6 +145,8 @@ def _choices(body: Mapping[str, Any]) -> int:
 def _max_tokens(body: Mapping[str, Any], endpoint: str, choices: int) -> int | None:
     if endpoint == "embeddings":
         return 0
+    if endpoint == "responses":
+        return _whole(body, "max_output_tokens", 0, 10**8)
     bound = _whole(body, "max_tokens", 0, 10**8)
     if endpoint == "chat":
         newer = _whole(body, "max_completion_tokens", 0, 10**8)
@@ -169,6 +186,20 @@ def _chat_prompt(body: Mapping[str, Any]) -> Prompt:
                 start += text[: _PREFIX_CHARACTERS - len(start)]
     text_bytes += sum(_json_length(body.get(key)) for key in _PROMPT_KEYS)
     return Prompt(text_bytes=text_bytes, extra_tokens=extra_tokens, start=start)
+
+
+def _responses_prompt(body: Mapping[str, Any]) -> Prompt:
+    found = responses_input(body)
+    start = ""
+    for text in found.texts:
+        if len(start) >= _PREFIX_CHARACTERS:
+            break
+        start += text[: _PREFIX_CHARACTERS - len(start)]
+    return Prompt(
+        text_bytes=sum(map(_utf8_length, found.texts)) + found.other_bytes,
+        extra_tokens=frame_tokens(found, IMAGE_TOKENS),
+        start=start,
+    )
 
 
 def _texts(content: object) -> list[str | None]:

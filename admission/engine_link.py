@@ -50,6 +50,10 @@ class EngineLink:
             passage.reached()
             raise
         passage.reached()
+        if wrong := _misled(exchange.status):
+            exchange.close()
+            self.failed(dispatch.node)
+            raise NodeFailed(Reason.HTTP_ERROR, wrong)
         return exchange
 
     def may_retry(self) -> bool:
@@ -67,7 +71,7 @@ class EngineLink:
         """Note how an exchange ended as far as the node is concerned."""
         if passage.lease is None:
             return
-        if outcome is Outcome.COMPLETED:
+        if outcome in (Outcome.COMPLETED, Outcome.ENGINE_REFUSED):
             self._nodes.request_worked(passage.lease.node)
         else:
             self.failed(passage.lease.node)
@@ -79,3 +83,15 @@ class EngineLink:
             booked = passage.events + _EXTEND_EVERY_EVENTS
             self._state.gate.extend(lease, booked, self._state.clock.monotonic_s())
             passage.extended(lease)
+
+
+def _misled(status: int) -> str:
+    """Say what is wrong with an answer that is about us and not about the client's request; "" if nothing.
+
+    A redirect is never followed: it could lead anywhere with our key and a tenant's prompt.
+    """
+    if 300 <= status < 400:
+        return f"it answered {status}, a redirect"
+    if status in (401, 403, 407):
+        return f"it answered {status}: it does not take this gateway's key"
+    return ""

@@ -21,16 +21,17 @@ from admission.answers import (
     invalid_answer,
     outcome_answer,
     send_answer,
-    stream_error,
     too_large_answer,
 )
 from admission.attempts import Attempts
 from admission.calls import Call, parse_call
+from admission.endings import Reader, broken_stream, reader_of, whole_outcome
 from admission.engine_link import EngineLink
 from admission.identity import Caller, caller_of
 from admission.passage import Passage
+from admission.passthrough import PASSED, Passthrough
 from admission.repeats import LOST
-from admission.sse import StreamReader, usage_in
+from admission.sse import usage_in
 from admission.state import GatewayState
 from admission.upstream import Exchange, NodeFailed
 from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated, Unavailable
@@ -137,8 +138,9 @@ class ClientWatch:
 class Proxy:
     """Handles `/v1` inference requests of one gateway."""
 
-    def __init__(self, state: GatewayState, link: EngineLink) -> None:
+    def __init__(self, state: GatewayState, link: EngineLink, passed: Passthrough) -> None:
         self._state = state
+        self.passed = passed
         self._link = link
         self._attempts = Attempts(state, link)
         self.bodies = BodyRoom(state.settings.bodies_bytes)
@@ -162,6 +164,9 @@ class Proxy:
             if _declared_length(scope) > state.settings.body_bytes:
                 raise BodyTooLarge
             raw = await read_body(receive, state.settings.body_bytes, book)
+            if endpoint in PASSED:
+                await send_answer(send, await self.passed.answer(caller, endpoint, raw))
+                return
             call = self._parse(endpoint, raw)
         except ClientLeft:
             return
@@ -199,7 +204,8 @@ class Proxy:
             answer = outcome_answer(Outcome.DRAINING, reason)
             await send_answer(send, answer, close=True, more=passage.headers())
         else:
-            await send({"type": "http.response.body", "body": stream_error(Outcome.DRAINING, reason)})
+            told = broken_stream(passage.call, Outcome.DRAINING, reason)
+            await send({"type": "http.response.body", "body": told})
 
     def _identify(self, scope: dict[str, Any]) -> Caller:
         headers = scope["headers"]
@@ -249,7 +255,7 @@ class Proxy:
                 raise NodeFailed(Reason.TIMEOUT, f"no answer in {deadline_s:g} s") from exc
             passage.finish(Outcome.UPSTREAM_TIMEOUT)
             reason = f"The request ran longer than {deadline_s:g} s."
-            await self._end_stream(watch, send, Outcome.UPSTREAM_TIMEOUT, reason)
+            await self._end_stream(passage.call, watch, send, Outcome.UPSTREAM_TIMEOUT, reason)
         finally:
             exchange.close()
 
@@ -261,16 +267,17 @@ class Proxy:
         if status >= 500:
             raise NodeFailed(Reason.HTTP_ERROR, f"it answered {status}")
         passage.usage = usage_in(body) if status < 400 else None
-        self._link.judged(passage, Outcome.COMPLETED)
+        outcome = whole_outcome(passage.call, status, body)
+        self._link.judged(passage, outcome)
         watch.disarm()
-        passage.finish(Outcome.COMPLETED, used_nothing=status >= 400)
+        passage.finish(outcome, used_nothing=status >= 400)
         kind = exchange.content_type.encode("ascii", "replace")
         await send_answer(send, Answer(status, body, tuple(passage.headers()), kind))
 
     async def _relay_stream(
         self, passage: Passage, watch: ClientWatch, send: Send, exchange: Exchange
     ) -> None:
-        reader = StreamReader(hides_usage=passage.call.hides_usage)
+        reader = reader_of(passage.call)
         failure: NodeFailed | None = None
         try:
             async for chunk in exchange.chunks():
@@ -296,7 +303,7 @@ class Proxy:
             watch.disarm()
             await send({"type": "http.response.body", "body": reader.rest()})
         else:
-            await self._end_stream(watch, send, outcome, reason)
+            await self._end_stream(passage.call, watch, send, outcome, reason)
 
     async def _start_stream(self, passage: Passage, send: Send) -> None:
         passage.first_byte()
@@ -307,9 +314,11 @@ class Proxy:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _end_stream(self, watch: ClientWatch, send: Send, outcome: Outcome, reason: str) -> None:
+    async def _end_stream(
+        self, call: Call, watch: ClientWatch, send: Send, outcome: Outcome, reason: str
+    ) -> None:
         watch.disarm()
-        await send({"type": "http.response.body", "body": stream_error(outcome, reason)})
+        await send({"type": "http.response.body", "body": broken_stream(call, outcome, reason)})
 
 
 def _declared_length(scope: dict[str, Any]) -> int:
@@ -317,7 +326,7 @@ def _declared_length(scope: dict[str, Any]) -> int:
     return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
 
 
-def _ending(reader: StreamReader, failure: NodeFailed | None) -> tuple[Outcome, str]:
+def _ending(reader: Reader, failure: NodeFailed | None) -> tuple[Outcome, str]:
     """Say how a stream ended: only an end mark without an error is a finished one."""
     if failure is not None:
         outcome = Outcome.UPSTREAM_TIMEOUT if failure.is_timeout else Outcome.UPSTREAM_ERROR

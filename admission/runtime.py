@@ -29,6 +29,7 @@ from admission.levels import LevelKeeper
 from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
+from admission.passthrough import Passthrough
 from admission.proxy import Proxy
 from admission.quota_lease import QuotaLeases
 from admission.quota_wire import address_of
@@ -113,7 +114,8 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
     async with Upstream(settings) as upstream:
         nodes = NodeBook(settings, clock, upstream, observe)
         state.on_change.append(nodes.retarget)
-        proxy = Proxy(state, EngineLink(state, nodes, upstream))
+        passed = Passthrough(state, nodes, upstream)
+        proxy = Proxy(state, EngineLink(state, nodes, upstream), passed)
         app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag)
         _load_last_good(state)
         async with asyncio.TaskGroup() as group:

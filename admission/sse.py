@@ -34,10 +34,13 @@ def usage_of(document: object) -> Usage | None:
     if not isinstance(found, dict):
         return None
     usage = cast("dict[str, Any]", found)
-    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    if "input_tokens" in usage:  # as /v1/responses says it
+        prompt, output = usage["input_tokens"], usage.get("output_tokens", 0)
+    else:
+        prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
     if not _is_count(prompt) or not _is_count(output):
         return None
-    details: object = usage.get("prompt_tokens_details")
+    details: object = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = cast("dict[str, Any]", details).get("cached_tokens") if isinstance(details, dict) else None
     return Usage(cast(int, prompt), cast(int, output), cast(int, cached) if _is_count(cached) else None)
 

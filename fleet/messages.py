@@ -251,7 +251,7 @@ class UsageRecord(_Message):
     key_id: str
     tier: Tier
     model: str
-    endpoint: str  # "chat", "completions", "embeddings"
+    endpoint: str  # "chat", "completions", "embeddings", "responses"
     node: str
     pool: str
     outcome: Outcome

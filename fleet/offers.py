@@ -22,7 +22,7 @@ class Request:
     tenant: str  # from the credential, never from a header the caller can set
     tier: Tier | None  # None: the tenant's own tier
     model: str
-    endpoint: str  # "chat", "completions", "embeddings"
+    endpoint: str  # "chat", "completions", "embeddings", "responses"
     prompt_tokens: int  # estimate or exact, >= 0
     max_tokens: int | None  # the client's bound on output; None: it did not say; 0: no output
     prefix_key: str | None = None  # same key, same prompt prefix

@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     """How one request left the gateway. Exactly one per offered request."""
 
     COMPLETED = "completed"  # dispatched, the engine finished it
+    ENGINE_REFUSED = "engine_refused"  # dispatched, the engine found fault with the request (4xx)
     CLIENT_GONE = "client_gone"  # the client left, before or after the first byte
     UPSTREAM_ERROR = "upstream_error"  # the engine failed or died after dispatch
     UPSTREAM_TIMEOUT = "upstream_timeout"  # the engine did not answer in time

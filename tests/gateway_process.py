@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 from aiohttp import web
 
-from tests import in_process
+from tests import engine_endpoints, in_process
 
 ROOT = Path(__file__).parents[1]
 ADMIN_TOKEN = "rk-admin-0123456789abcdef0123456789"
@@ -57,6 +57,9 @@ class FakeEngine:
     hides_kv: bool = False
     port: int = 0
     polls: int = 0
+    prompt_tokens: int = PROMPT_TOKENS
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
+    holds_tokenize: threading.Event | None = None  # until it is set, no tokenizing is answered
 
     @property
     def base_url(self) -> str:
@@ -96,6 +99,7 @@ class FakeEngine:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._chat)
         app.router.add_post("/v1/embeddings", self._embed)
+        engine_endpoints.add_routes(app, self)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
@@ -131,19 +135,19 @@ class FakeEngine:
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
     async def _embed(self, request: web.Request) -> web.Response:
-        served = await self._note(request)
+        served = await self.note(request)
         served.ending = "finished"
         usage = {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS}
         return web.json_response({"data": [], "usage": usage})
 
-    async def _note(self, request: web.Request) -> Served:
+    async def note(self, request: web.Request) -> Served:
         body = json.loads(await request.read())
         served = Served(request.headers.get("X-Request-Id", ""), body, dict(request.headers))
         self.served.append(served)
         return served
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        served = await self._note(request)
+        served = await self.note(request)
         text = served.body["messages"][0]["content"] if "messages" in served.body else served.body["prompt"]
         command = dict(word.split("=") for word in text.split() if "=" in word)
         tokens, pause = int(command.get("tokens", 3)), float(command.get("pause", 0))
@@ -152,6 +156,10 @@ class FakeEngine:
             if fault == "500":
                 served.ending = "refused"
                 return web.json_response({"error": "boom at 10.0.0.7"}, status=500)
+            if fault in ("302", "401"):
+                served.ending = "refused"
+                location = {"Location": f"{self.base_url}/v1/embeddings"}
+                return web.Response(status=int(fault), headers=location, text='{"usage":{}}')
             if fault == "400":
                 served.ending = "refused"
                 return web.json_response({"error": {"message": "bad max_tokens"}}, status=400)
@@ -321,6 +329,7 @@ class GatewayProcess:
         self._epochs += 1
         for engine in engines:
             engine.served.clear()
+            engine.tokenized.clear()
         self.push_and_open(engines)
         self._seq_before = self.status()["usage_last_seq"]
         self._page_before = self.admin.get("/metrics").text.splitlines()

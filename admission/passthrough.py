@@ -1,0 +1,148 @@
+"""Tokenizing, passed to a node of the model: no tokens are booked and nothing is metered as generation.
+
+Times are seconds, sizes bytes. A tenant has as many of these calls open as it may have requests at once.
+Prevents: a tokenizer that is a way around quotas (one call costs an engine's front end milliseconds), and
+usage records of what no GPU computed. Source: vLLM, `entrypoints/serve/tokenize`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import Counter, defaultdict
+from typing import Any, cast
+
+import orjson
+
+from admission.answers import Answer, error_body, invalid_answer, outcome_answer
+from admission.identity import Caller
+from admission.metrics import Family
+from admission.nodes import NodeBook
+from admission.state import GatewayState
+from admission.upstream import NodeFailed, Upstream
+from fleet.errors import InvalidInput, NotFound
+from fleet.outcomes import Outcome
+from fleet.readings import Reason
+
+#: Path here -> path at the node.
+PASSED = {
+    "/tokenize": "/tokenize",
+    "/detokenize": "/detokenize",
+    "/v1/tokenize": "/tokenize",
+    "/v1/detokenize": "/detokenize",
+}
+_DEADLINE_S = 10.0
+_TRIES = 2
+
+
+class Passthrough:
+    """Passes the calls of one gateway."""
+
+    def __init__(self, state: GatewayState, nodes: NodeBook, upstream: Upstream) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._upstream = upstream
+        self._open: Counter[str] = Counter()  # by tenant
+        self._turns = itertools.count()
+        self._counts: defaultdict[tuple[str, ...], int] = defaultdict(int)
+
+    async def answer(self, caller: Caller, path: str, raw: bytes) -> Answer:
+        """Return what the client gets for one call to a path of `PASSED`."""
+        target = PASSED[path]
+        found = await self._answer(caller, target, raw)
+        self._counts[(caller.label, target[1:], f"{found.status // 100}xx")] += 1
+        return found
+
+    async def _answer(self, caller: Caller, target: str, raw: bytes) -> Answer:
+        try:
+            model = self._model(raw)
+        except (InvalidInput, NotFound) as exc:
+            return invalid_answer(exc)
+        if self._open[caller.tenant] >= (most := self._most(caller.tenant)):
+            message = f"{most} calls of this tenant are open, as many as it may have requests at once."
+            body = error_body(message, "rate_limit_error", Outcome.REJECTED_QUOTA_REQUESTS.value)
+            return Answer(429, body, ((b"retry-after", b"1"), (b"retry-after-ms", b"1000")))
+        self._open[caller.tenant] += 1
+        try:
+            return await self._pass(target, model, raw)
+        finally:
+            self._open[caller.tenant] -= 1
+            if not self._open[caller.tenant]:
+                del self._open[caller.tenant]
+
+    def _model(self, raw: bytes) -> str:
+        try:
+            document: object = orjson.loads(raw)
+        except orjson.JSONDecodeError as exc:
+            raise InvalidInput(f"the body is not JSON: {exc.msg}", hint="Send a JSON object") from exc
+        model = cast("dict[str, Any]", document).get("model") if isinstance(document, dict) else None
+        if not isinstance(model, str) or not model:
+            raise InvalidInput("model is missing", field="model", hint="GET /v1/models lists them")
+        if raw.count(b'"model"') > 1:
+            raise InvalidInput("model is given twice", field="model", hint="Send it once")
+        if model not in self._state.models:
+            raise NotFound(f"model {model[:100]!r} is not served here", field="model",
+                           hint="GET /v1/models lists the models")  # fmt: skip
+        return model
+
+    def _most(self, tenant: str) -> int:
+        """Return how many requests the tenant may have at once, by its part here or by the policy."""
+        assignment = self._state.assignment
+        if assignment is None:
+            return 0
+        share = assignment.shares.get(tenant)
+        if share is not None:
+            return share.max_concurrent_requests
+        quota = assignment.policy.tenant(tenant)
+        return 0 if quota is None else quota.max_concurrent_requests
+
+    async def _pass(self, target: str, model: str, raw: bytes) -> Answer:
+        """Ask a node; another one when it fails. The calls change nothing, so twice is no harm."""
+        urls = self._addresses(model)
+        if not urls:
+            return outcome_answer(Outcome.NO_NODES, f"No node of {model[:100]!r} is open.")
+        first = next(self._turns)
+        why = ""
+        for turn in range(min(_TRIES, len(urls))):
+            try:
+                async with asyncio.timeout(_DEADLINE_S):
+                    return await self._ask(urls[(first + turn) % len(urls)] + target, raw)
+            except NodeFailed as exc:
+                why = str(exc)
+            except TimeoutError:
+                why = f"no answer in {_DEADLINE_S:g} s"
+        return outcome_answer(Outcome.UPSTREAM_ERROR, f"The engine failed: {why}.")
+
+    async def _ask(self, url: str, raw: bytes) -> Answer:
+        exchange = await self._upstream.post(url, raw, f"tok-{secrets.token_hex(12)}")
+        try:
+            body = await exchange.body(self._state.settings.answer_bytes)
+            if exchange.status >= 500 or exchange.status in (401, 403) or 300 <= exchange.status < 400:
+                raise NodeFailed(Reason.HTTP_ERROR, f"it answered {exchange.status}")
+            return Answer(exchange.status, body, (), exchange.content_type.encode("ascii", "replace"))
+        finally:
+            exchange.close()
+
+    def _addresses(self, model: str) -> list[str]:
+        """Return the addresses of the open nodes that serve a model."""
+        assignment = self._state.assignment
+        conditions = self._nodes.conditions({})
+        listed = () if assignment is None else assignment.nodes
+        return [
+            node.base_url.rstrip("/")
+            for node in listed
+            if model in node.models and conditions.get(node.name) == ""
+        ]
+
+    def families(self) -> list[Family]:
+        """Return the calls counted, for the metrics page."""
+        return [
+            Family(
+                "rhodeck_gateway_passed_total",
+                "Calls passed to a node without being booked.",
+                ("tenant", "path", "status"),
+                self._counts,
+                "counter",
+            )
+        ]
