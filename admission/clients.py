@@ -1,0 +1,95 @@
+"""The listening side of one process: its client connections, what they share, and their end.
+
+Times are seconds on the loop's clock, kept by one sweep for all connections. Connections are bounded in
+number, all together and of one address. Prevents: a timer set and taken back for every request, and an exit
+that cuts answers which were nearly done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+
+from admission.http_server import Connection
+from admission.inbound import Inbound
+from admission.settings import Settings
+from fleet.clock import Clock
+
+Handler = Callable[[Inbound], Awaitable[None]]
+
+SWEEP_S = 0.1
+
+
+class Listener:
+    """The client connections of one gateway process. `connection` makes one for a server's socket."""
+
+    def __init__(self, limits: Settings, clock: Clock, handler: Handler) -> None:
+        self.limits = limits
+        self.handler = handler
+        self.connections = set[Connection]()
+        self.by_address = Counter[str]()
+        self.is_leaving = False  # each answer is the last one of its connection
+        self.date = b""  # a header line
+        self._clock = clock
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def connection(self) -> asyncio.Protocol:
+        """Return what handles one new connection."""
+        return Connection(self, asyncio.get_running_loop())
+
+    def took(self, connection: Connection, address: str) -> bool:
+        """Count a connection; False: there are too many, it must go."""
+        self.connections.add(connection)
+        self.by_address[address] += 1
+        if self._sweeper is None:
+            self._sweep()
+        return (
+            self.by_address[address] <= self.limits.connections_per_address
+            and len(self.connections) <= self.limits.connections
+        )
+
+    def lost(self, connection: Connection, address: str) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        self.by_address[address] -= 1
+        if self.by_address[address] <= 0:
+            del self.by_address[address]
+
+    def _sweep(self) -> None:
+        """Look at the clock, and for connections whose time is up; as long as there are connections."""
+        loop = asyncio.get_running_loop()
+        self.date = b"date: %s\r\n" % formatdate(self._clock.now().timestamp(), usegmt=True).encode()
+        now_s = loop.time()
+        for connection in [one for one in self.connections if one.due_s <= now_s]:
+            connection.time_is_up(now_s)
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self.connections else None
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Close idle connections; the others close after their answer."""
+        self.is_leaving = True
+        for connection in tuple(self.connections):
+            connection.let_go()
+
+    async def close(self, within_s: float) -> None:
+        """End: wait `within_s` for running requests, cancel them, give them as long to say so, then cut."""
+        self.let_go()
+        await self._wait_for_connections(within_s)
+        for connection in tuple(self.connections):
+            connection.cancel()
+        await self._wait_for_connections(within_s)
+        for connection in tuple(self.connections):
+            connection.cut()
+        await self._wait_for_connections(within_s)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+
+    async def _wait_for_connections(self, within_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        while self.connections and loop.time() < until_s:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,367 @@
+"""One client connection: HTTP/1.1 by httptools on a raw transport, one request after another.
+
+Sizes are bytes, times seconds on the loop's clock. Heads are bounded in bytes, count and time, bodies by
+silence and time, answers by how long a client may leave them unread. Requests sent ahead wait for their
+turn; nothing is read behind them. Prevents: slow or greedy clients holding connections, leases and memory,
+a request smuggled past a lenient parser, and an answer of ours put in front of an earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
+
+import httptools
+
+from admission.inbound import HeaderList, Inbound, whole_answer
+
+if TYPE_CHECKING:
+    from admission.clients import Listener
+
+#: A client that was answered before it had sent all gets so long to read that; then it is cut.
+LINGER_S = 2.0
+_NEVER = float("inf")
+_Refusal = tuple[int, bytes]
+_BAD: _Refusal = (400, b"this is not a request that can be read")
+_SLOW: _Refusal = (408, b"the request came too slowly")
+
+
+class Connection(asyncio.Protocol):
+    """Parses heads and bodies, runs one handler at a time, answers in the order of the requests."""
+
+    __slots__ = (
+        "_address", "_bare", "_body_until_s", "_current", "_drain", "_has_begun", "_has_served", "_headers",
+        "_is_body_held", "_is_deaf", "_is_held", "_limits", "_listener", "_loop", "_parser", "_queue",
+        "_read_due_s", "_reading", "_refusal", "_transport", "_url", "_write_due_s", "due_s", "is_writable",
+        "port",
+    )  # fmt: skip
+
+    def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+        self._listener, self._limits, self._loop = listener, listener.limits, loop
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._address, self.port = "", 0
+        self._url: bytes = b""
+        self._headers: HeaderList = []
+        self._reading: Inbound | None = None  # its body is coming
+        self._current: Inbound | None = None  # its handler runs
+        self._queue = deque[Inbound]()  # read, not handled yet
+        self._drain: asyncio.Future[None] | None = None
+        self._refusal: _Refusal | None = None  # what is said last, after the answers that are due
+        self._bare = 0  # bytes in a row that are not of a body
+        self._has_begun = self._has_served = False  # a head; a request
+        self._is_held = self._is_body_held = False  # nothing is read now; because of a body
+        self._is_deaf = False  # what comes is not looked at any more
+        self.is_writable = True
+        self._body_until_s = self._read_due_s = self._write_due_s = self.due_s = _NEVER
+
+    # -- called by the transport --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self._address, self.port = (str(peer[0]) if peer else ""), (int(here[1]) if here else 0)
+        if self._listener.took(self, self._address):
+            self._wait_until(self._loop.time() + self._limits.header_deadline_s)
+        else:
+            self._fail((503, b"too many connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_deaf = True
+        self._transport = None
+        self._listener.lost(self, self._address)
+        self.resume_writing()
+        left = [self._current, *self._queue]
+        self._queue.clear()
+        for request in left:
+            if request is not None:
+                request.left()
+        self._parser = None  # it points back at us
+
+    def eof_received(self) -> bool:
+        return False  # a client that ends its side has left
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._bare += len(data)
+        reading = self._reading
+        if reading is not None:
+            self._wait_until(min(self._loop.time() + self._limits.body_idle_s, self._body_until_s))
+        elif not self._has_begun:
+            self._has_begun = True
+            self._wait_until(self._loop.time() + self._limits.header_deadline_s)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._end_input()  # no other protocol is spoken here; what follows is of that other one
+        except httptools.HttpParserError:
+            if not self._end_input():
+                self._refusal = self._refusal or _BAD
+        if self._refusal is None and self._bare > self._limits.header_bytes:
+            self._refusal = (431, b"headers are too large")
+        if self._refusal is not None:
+            self._fail(self._refusal)
+            return
+        if reading is not None:
+            reading.wake()
+        if self._queue:
+            self._advance()
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        self._bound_writing()
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        if self._drain is not None and not self._drain.done():
+            self._drain.set_result(None)
+        if self._transport is None or not self._transport.is_closing():
+            self._write_due_s, self.due_s = _NEVER, self._read_due_s
+
+    def _bound_writing(self) -> None:
+        self._write_due_s = self._loop.time() + self._limits.write_deadline_s
+        self.due_s = min(self._read_due_s, self._write_due_s)
+
+    # -- called by the parser -----------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers = b"", []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is None:  # behind a body they are trailers: nobody asked for those
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._refusal is not None:
+            return
+        headers, parser = self._headers, self._parser
+        size = len(self._url) + 4 * len(headers)
+        for name, value in headers:
+            size += len(name) + len(value)
+        if len(headers) > self._limits.header_count or size > self._limits.header_bytes:
+            self._refusal = (431, b"headers are too many or too large")
+            return
+        target = _target(self._url)
+        if target is None:
+            self._refusal = _BAD
+            return
+        is_old = parser.get_http_version() < "1.1"
+        request = Inbound(self, parser.get_method().decode("ascii"), *target, headers, is_old=is_old)
+        if self._listener.is_leaving or not parser.should_keep_alive():
+            request.keeps_alive = False
+        self._reading = request
+        self._queue.append(request)
+        now_s = self._loop.time()
+        self._body_until_s = now_s + self._limits.body_deadline_s
+        self._wait_until(now_s + self._limits.body_idle_s)
+
+    def on_body(self, body: bytes) -> None:
+        self._bare = 0
+        if self._reading is not None:
+            self._reading.came(body)
+
+    def on_message_complete(self) -> None:
+        self._bare = 0
+        if self._refusal is not None:
+            return
+        self._has_begun = False
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.is_whole = True
+            reading.wake()
+        self._wait_until(_NEVER)
+
+    # -- requests in their order --------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Begin what is next while nothing is being answered: a request, the last words, or to be idle."""
+        if self._current is None and self._transport is not None:
+            if self._queue:
+                request = self._current = self._queue.popleft()
+                request.task = self._loop.create_task(self._serve(request))
+            elif self._refusal is not None:
+                self.send(_refusal_bytes(self._refusal))
+                self._close(is_read_out=False)
+            elif self._is_deaf:
+                self._close(is_read_out=True)
+            elif not self._has_begun:
+                self._wait_until(self._loop.time() + self._limits.keep_alive_s)
+        if self._queue or self._is_held:
+            self._steer()
+
+    async def _serve(self, request: Inbound) -> None:
+        try:
+            await self._listener.handler(request)
+        finally:
+            if not request.has_ended and not request.has_left:  # a fault of ours
+                self._refusal, self._is_deaf = (500, b"the gateway failed"), True
+                request.disarm()
+                self._abandon(request)
+
+    def answered(self, request: Inbound) -> None:
+        """Go on after an answer: with what comes next, or not at all."""
+        if request is not self._current:
+            return
+        self._current, self._has_served = None, True
+        if self._transport is None:
+            return
+        if request.keeps_alive and request.is_whole:
+            self._advance()
+        else:
+            self._close(is_read_out=request.is_whole)
+
+    def _end_input(self) -> bool:
+        """Look at nothing more if the last request was whole and said that it is the last."""
+        last = self._queue[-1] if self._queue else self._current
+        if last is None or not last.is_whole:
+            return False
+        if self._parser.should_upgrade():
+            last.keeps_alive = False
+        self._is_deaf = not last.keeps_alive
+        return self._is_deaf
+
+    def _fail(self, refusal: _Refusal) -> None:
+        """Take nothing more; answer what was whole before, say why, and close."""
+        self._refusal, self._is_deaf = refusal, True
+        self._wait_until(_NEVER)
+        reading, self._reading = self._reading, None
+        if reading is None:
+            self._advance()
+        elif reading is self._current:
+            self._abandon(reading)
+        else:
+            self._queue.remove(reading)
+            self._advance()
+
+    def _abandon(self, request: Inbound) -> None:
+        """Take a request from its handler: say why it ends if nothing was said yet, else cut."""
+        self._current = None
+        request.left()
+        if request.has_started:
+            self.cut()
+        else:
+            self._advance()
+
+    # -- the transport ------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Write to the client."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def drained(self) -> None:
+        """Return once the client reads again, or is gone."""
+        while not self.is_writable and self._transport is not None:
+            self._drain = self._loop.create_future()
+            try:
+                await self._drain
+            finally:
+                self._drain = None
+
+    def date(self) -> bytes:
+        """Return the header line with the date."""
+        return self._listener.date
+
+    def hold_back(self, *, is_held: bool) -> None:
+        """Read nothing more until the body that came is taken; or go on."""
+        self._is_body_held = is_held
+        self._steer()
+
+    def _steer(self) -> None:
+        """Read, or let the client wait: while a body lies unread, or requests that were sent ahead."""
+        is_ahead = self._current is not None and bool(self._queue)
+        wants = not self._is_deaf and (self._is_body_held or is_ahead)
+        transport = self._transport
+        if wants == self._is_held or transport is None or transport.is_closing():
+            return
+        self._is_held = wants
+        if wants:
+            self._wait_until(_NEVER)
+            transport.pause_reading()
+            return
+        if self._reading is not None:
+            self._wait_until(self._loop.time() + self._limits.body_idle_s)
+        elif self._has_begun and not self._is_deaf:
+            self._wait_until(self._loop.time() + self._limits.header_deadline_s)
+        transport.resume_reading()
+
+    def _wait_until(self, due_s: float) -> None:
+        self._read_due_s = due_s
+        self.due_s = min(due_s, self._write_due_s)
+
+    def time_is_up(self, now_s: float) -> None:
+        """Do what is due: cut, close, or say that the request came too slowly."""
+        if self._is_deaf or self._write_due_s <= now_s:
+            self.cut()
+        elif self._has_served and not self._has_begun and self._reading is None:
+            self._close(is_read_out=True)  # idle long enough
+        else:
+            self._fail(_SLOW)
+
+    def _close(self, *, is_read_out: bool) -> None:
+        """Close; a client that still sends gets a while to read the answer first."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._is_deaf = True
+        self._steer()
+        self._bound_writing()
+        if is_read_out or not transport.can_write_eof():
+            self._wait_until(_NEVER)
+            transport.close()
+        else:
+            self._wait_until(self._loop.time() + LINGER_S)
+            transport.write_eof()
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Close after the running answer, or at once when there is none."""
+        for request in (self._current, *self._queue):
+            if request is not None:
+                request.keeps_alive = False
+        if self._current is None and not self._queue and not self._has_begun:
+            self._close(is_read_out=True)
+
+    def cancel(self) -> None:
+        """Cancel the running handler; without one, cut."""
+        if self._current is not None and self._current.task is not None:
+            self._current.task.cancel()
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close at once."""
+        self._is_deaf = True
+        self._wait_until(_NEVER)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _target(url: bytes) -> tuple[str, bytes] | None:
+    """Return path (percent-decoded) and query of a request target; None when it has none."""
+    path, _, query = url.partition(b"?")
+    if not path.startswith(b"/") or b"#" in url:
+        try:
+            parsed = httptools.parse_url(url)
+        except httptools.HttpParserInvalidURLError:
+            return None
+        path, query = parsed.path or b"", parsed.query or b""
+    if not path.isascii():
+        return None
+    text = path.decode("ascii")
+    return (unquote(text) if "%" in text else text), query
+
+
+def _refusal_bytes(refusal: _Refusal) -> bytes:
+    """Return an answer of the listener's own."""
+    status, reason = refusal
+    kind = b"server_error" if status >= 500 else b"invalid_request_error"
+    body = b'{"error":{"message":"%s","type":"%s","code":null,"param":null}}' % (reason, kind)
+    return whole_answer(status, [b"content-type: application/json\r\n", b"connection: close\r\n"], body)
