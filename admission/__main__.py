@@ -7,18 +7,19 @@ Prevents: a secret in the list of processes, and a half-started gateway after ba
 from __future__ import annotations
 
 import resource
-import socket
 import sys
 from typing import NoReturn
 
 import click
 import uvloop
 
+from admission.doors import inherited_doors, own_doors
+from admission.processes import supervise
 from admission.runtime import run
 from admission.settings import ENV_PREFIX, SECRETS, Settings, load
 from fleet import logs
 from fleet.clock import SystemClock
-from fleet.errors import FleetError, InvalidInput
+from fleet.errors import FleetError
 
 
 def _options() -> list[click.Parameter]:
@@ -39,17 +40,20 @@ def _options() -> list[click.Parameter]:
 def _start(**given: str | None) -> None:
     try:
         settings = load({name: value for name, value in given.items() if value is not None})
-        listening = _bind(settings.host, settings.port)
+        if settings.processes > 1:
+            supervise(settings, SystemClock(), sys.argv[1:])
+            return
+        doors = inherited_doors() or own_doors(settings)
     except FleetError as exc:
         _refuse(exc)
     logs.configure(settings.name, level=settings.log_level)
     allow_descriptors()
     try:
-        uvloop.run(run(settings, SystemClock(), listening))
+        uvloop.run(run(settings, SystemClock(), doors))
     except FleetError as exc:
         _refuse(exc)
     finally:
-        listening.close()
+        doors.close()
 
 
 def allow_descriptors() -> None:
@@ -66,23 +70,6 @@ def _refuse(exc: FleetError) -> NoReturn:
     where = f"{exc.field}: " if exc.field else ""
     click.echo(f"Error: {where}{exc.message}" + (f"\n{exc.hint}" if exc.hint else ""), err=True)
     sys.exit(2)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket. Raises InvalidInput when the address is taken or not ours."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-    except OSError as exc:
-        raise InvalidInput(
-            f"cannot listen on {host}:{port}: {exc.strerror or exc}",
-            field="--port",
-            hint="Is another gateway running there? --port 0 picks a free port",
-        ) from exc
-    return listening
 
 
 main = click.Command(

@@ -1,4 +1,4 @@
-"""The paths of the gateway as one bare ASGI callable.
+"""The paths of the gateway: what handles which request.
 
 `/v1/*` goes straight to the proxy, without a framework between. Prevents: a router, middleware or
 exception handler adding its own time and its own answers to every request.
@@ -10,30 +10,33 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import orjson
 
+from admission import VERSION
 from admission.admin import Admin
-from admission.answers import Answer, Receive, Send, error_body, send_answer
+from admission.answers import Answer, error_body, send_answer
 from admission.calls import ENDPOINTS
 from admission.directory import MODELS, models_answer, unserved_answer
 from admission.gate_gauges import gate_families
+from admission.inbound import BodyTooLarge, ClientLeft, Inbound
 from admission.metrics import CONTENT_TYPE, Family
 from admission.node_gauges import node_families
 from admission.nodes import NodeBook
 from admission.passthrough import PASSED
-from admission.proxy import BodyTooLarge, ClientLeft, Proxy
+from admission.proxy import Proxy
 from admission.quota_gauges import quota_families
 from admission.state import GatewayState
 from admission.usage import UsageFlusher
+
 log = logging.getLogger(__name__)
 
 _NODE_STATES = ("open", "trial", "closed", "ejected", "draining")
+_ELSEWHERE = Answer(404, error_body("served on the admin port only", "invalid_request_error", None))
 
 
 class App:
-    """The ASGI application of one gateway."""
+    """Handles the requests of one gateway."""
 
     def __init__(
         self,
@@ -43,7 +46,10 @@ class App:
         admin: Admin,
         flusher: UsageFlusher,
         lag: LoopLag,
+        admin_port: int | None = None,
     ) -> None:
+        """`admin_port`: where alone /admin and /metrics are served; None: on every port."""
+        self._admin_port = admin_port
         self._state = state
         self._nodes = nodes
         self._proxy = proxy
@@ -51,40 +57,50 @@ class App:
         self._flusher = flusher
         self._lag = lag
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        path: str = scope["path"]
+    async def handle(self, request: Inbound) -> None:
+        """Answer one request."""
+        path = request.path
         endpoint = ENDPOINTS.get(path, path if path in PASSED else None)
-        if endpoint is not None and scope["method"] == "POST":
-            await self._proxy.handle(endpoint, scope, receive, send)
+        if endpoint is not None and request.method == "POST":
+            await self._proxy.handle(endpoint, request)
+            return
+        if self._is_elsewhere(request):
+            send_answer(request, _ELSEWHERE)
             return
         if path.startswith("/admin/"):
             try:
-                await send_answer(send, await self._admin.handle(scope, receive))
+                send_answer(request, await self._admin.handle(request))
             except BodyTooLarge:
                 body = error_body("the body is too large", "invalid_request_error", "body_too_large")
-                await send_answer(send, Answer(413, body), close=True)
+                send_answer(request, Answer(413, body), close=True)
             except ClientLeft:
                 return
             return
-        if path == "/metrics" and scope["method"] in ("GET", "HEAD"):
-            await send_answer(send, await self._metrics())
+        if path == "/metrics" and request.method in ("GET", "HEAD"):
+            send_answer(request, await self._metrics())
             return
-        await send_answer(send, self._small(scope, path))
+        send_answer(request, self._small(request))
 
-    def _small(self, scope: dict[str, Any], path: str) -> Answer:
-        if scope["method"] not in ("GET", "HEAD"):
-            return unserved_answer(scope["method"], path)
+    def _is_elsewhere(self, request: Inbound) -> bool:
+        """Say whether a path is served on the admin port only, and this is not that."""
+        path = request.path
+        if self._admin_port is None or not (path == "/metrics" or path.startswith("/admin/")):
+            return False
+        return request.port != self._admin_port
+
+    def _small(self, request: Inbound) -> Answer:
+        path = request.path
+        if request.method not in ("GET", "HEAD"):
+            return unserved_answer(request.method, path)
         match path:
             case "/healthz":
                 return Answer(200, b'{"status":"ok"}')
             case "/readyz":
                 return self._readiness()
             case _ if path == MODELS or path.startswith(MODELS + "/"):
-                return models_answer(self._state, scope["headers"], path)
+                return models_answer(self._state, request.headers, path)
             case _:
-                return unserved_answer(scope["method"], path)
+                return unserved_answer(request.method, path)
 
     def _readiness(self) -> Answer:
         if self._state.is_ready:
@@ -116,6 +132,8 @@ class App:
         yield from self._proxy.passed.families()
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
         yield from node_families(self._nodes.outliers, state.clock.monotonic_s())
+        named = {(state.settings.name, VERSION): 1}
+        yield Family(prefix + "info", "The process that answers: 1.", ("gateway", "version"), named)
         generation = state.assignment.generation if state.assignment else 0
         single: tuple[tuple[str, str, float, str], ...] = (
             ("generation", "Generation of the assignment in force; 0: none.", generation, "gauge"),

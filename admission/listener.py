@@ -27,6 +27,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits: ClassVar[Settings]
     by_address: ClassVar[Counter[str]]  # open connections by client address
+    is_leaving: ClassVar[bool]  # each answer is the last one of its connection
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -84,6 +85,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_until = self.loop.time() + self.limits.body_deadline_s
         self._arm(self.limits.body_idle_s)
         super().on_headers_complete()
+        if self.is_leaving and cast("RequestResponseCycle | None", self.cycle) is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         if not self.transport.is_closing():
@@ -135,7 +138,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
 def limited_protocol(limits: Settings) -> type[LimitedProtocol]:
     """Return the protocol class of one listener; connections are counted per listener."""
-    return type("Listener", (LimitedProtocol,), {"limits": limits, "by_address": Counter[str]()})
+    return type(
+        "Listener",
+        (LimitedProtocol,),
+        {"limits": limits, "by_address": Counter[str](), "is_leaving": False},
+    )
 
 
 def _refusal(status: int, reason: bytes) -> bytes:

@@ -7,26 +7,22 @@ a listener that opens before the last good assignment is in force.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
 import secrets
 import signal
-import socket
-from collections.abc import Generator
-
-import uvicorn
 
 from admission import lastgood
 from admission.admin import Admin
 from admission.app import App, LoopLag
+from admission.clients import Listener
 from admission.decision_log import DecisionLog
+from admission.doors import BACKLOG, Acceptor, Doors
 from admission.durable import lock_folder
 from admission.engine_link import EngineLink
 from admission.exact_quota import ExactQuotas
 from admission.levels import LevelKeeper
-from admission.listener import listener_options
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
 from admission.passthrough import Passthrough
@@ -48,14 +44,7 @@ from fleet.offers import NodeState
 log = logging.getLogger(__name__)
 
 _CUT_OFF_S = 2  # time for cut-off requests to end after the drain deadline
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: ours drains first, and the exit code stays ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
+_LAST_ANSWERS_S = 1.0  # connections get so long for one more answer, which says that it is the last
 
 
 def open_state(settings: Settings, clock: Clock) -> GatewayState:
@@ -99,8 +88,8 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
     )
 
 
-async def run(settings: Settings, clock: Clock, listening: socket.socket) -> None:
-    """Serve on a bound socket until SIGTERM or SIGINT, then drain and close."""
+async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
+    """Serve on bound sockets until SIGTERM, SIGINT or a successor comes, then drain and close."""
     state = open_state(settings, clock)
     flusher, lag = UsageFlusher(state.spool), LoopLag()
     levels = LevelKeeper(settings.state_dir, state.gate.accounts, clock)
@@ -116,13 +105,13 @@ async def run(settings: Settings, clock: Clock, listening: socket.socket) -> Non
         state.on_change.append(nodes.retarget)
         passed = Passthrough(state, nodes, upstream)
         proxy = Proxy(state, EngineLink(state, nodes, upstream), passed)
-        app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag)
+        app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag, doors.admin_port)
         _load_last_good(state)
         async with asyncio.TaskGroup() as group:
             helpers = [
                 group.create_task(helper.run()) for helper in (flusher, levels, lag, state.quotas, *exact)
             ]
-            await _serve(app, state, listening)
+            await _serve(app, state, doors)
             for helper in helpers:
                 helper.cancel()
         await nodes.close()
@@ -167,33 +156,53 @@ def _load_last_good(state: GatewayState) -> None:
     log.info("last good assignment in force", extra={"epoch": found.epoch, "generation": found.generation})
 
 
-async def _serve(app: App, state: GatewayState, listening: socket.socket) -> None:
-    config = uvicorn.Config(
-        app,  # pyright: ignore[reportArgumentType]
-        timeout_graceful_shutdown=_CUT_OFF_S,
-        **listener_options(state.settings),
-    )
-    server = _Server(config)
+async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
+    listener = Listener(state.settings, state.clock, app.handle)
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    acceptor = Acceptor(doors, listener.connection, asyncio.Event(), asyncio.Event())
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    address = listening.getsockname()
-    log.info("gateway listens", extra={"host": address[0], "port": address[1], "pid": os.getpid()})
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
+        loop.add_signal_handler(number, acceptor.stop.set)
+    # The admin port stays open to the end: by it the controller sees the drain, and takes the last usage.
+    admin = None
+    if doors.admin is not None:
+        admin = await loop.create_server(listener.connection, sock=doors.admin.dup(), backlog=BACKLOG)
+    await acceptor.take(doors.own)
+    host, port = doors.public[doors.own].getsockname()[:2]
+    where = {} if doors.admin_port is None else {"admin_port": doors.admin_port}
+    log.info("gateway listens", extra={"host": host, "port": port, "pid": os.getpid(), **where})
+    helpers = [asyncio.ensure_future(one) for one in (acceptor.stop.wait(), acceptor.leave.wait())]
+    following = asyncio.ensure_future(acceptor.follow())
+    await asyncio.wait(helpers, return_when=asyncio.FIRST_COMPLETED)
+    if acceptor.stop.is_set():
         await _drain(state)
-        server.should_exit = True
-    stopping.cancel()
-    await serving
+    elif acceptor.leave.is_set():
+        await _leave(state, listener, acceptor)
+    acceptor.drop_all()
+    if admin is not None:
+        admin.close()
+    for one in (*helpers, following):
+        one.cancel()
+    await listener.close(_CUT_OFF_S)
 
 
 async def _drain(state: GatewayState) -> None:
     """Refuse what is new, wait for what runs, at most `drain_s`."""
     log.info("draining", extra={"limit_s": state.settings.drain_s})
     state.drain()
+    await _wait_for_running(state)
+
+
+async def _leave(state: GatewayState, listener: Listener, acceptor: Acceptor) -> None:
+    """Let go of connections and wait for what runs, at most `drain_s`. Nothing is refused."""
+    log.info("leaving", extra={"limit_s": state.settings.drain_s})
+    listener.is_leaving = True
+    acceptor.drop_all()
+    await asyncio.sleep(_LAST_ANSWERS_S)
+    listener.let_go()
+    await _wait_for_running(state)
+
+
+async def _wait_for_running(state: GatewayState) -> None:
     until_s = state.clock.monotonic_s() + state.settings.drain_s
     while state.metrics.held.requests() and state.clock.monotonic_s() < until_s:
         await asyncio.sleep(0.05)

@@ -20,6 +20,7 @@ from fleet.errors import InvalidInput
 ENV_PREFIX = "RHODECK_GATEWAY_"
 MIN_TOKEN_CHARACTERS = 16
 MAX_STATE_AGE_S = 2.0
+MAX_PORT = 65_535
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
 _Seconds = Annotated[float, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
@@ -42,6 +43,13 @@ class Settings(BaseSettings):
     """Address to listen on. Other than loopback only with an admin token."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8400
     """Port to listen on; 0 picks a free one and logs it."""
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes on that port, each a gateway of its own to the control plane: NAME-1, NAME-2 and so on."""
+    admin_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Port of /admin and /metrics alone, 0 for a free one. With several processes the first one's; the next
+    ones follow. Unset: with several processes the port after --port, else --port itself."""
+    admin_host: str | None = None
+    """Address of the admin port; that of --host where unset."""
     admin_token: SecretStr | None = None
     """Token that /admin asks for, 16 characters or more. A variable or a file, not a flag."""
     admin_token_file: Path | None = None
@@ -137,12 +145,14 @@ def _check(settings: Settings) -> None:
             field="--admin-token-file",
             hint="For example: openssl rand -hex 32",
         )
-    if token is None and not is_loopback(settings.host):
-        raise InvalidInput(
-            f"{settings.host} can be reached from other machines and there is no admin token",
-            field="--host",
-            hint="Give --admin-token-file, or listen on 127.0.0.1",
-        )
+    for flag, host in (("--host", settings.host), ("--admin-host", settings.admin_host)):
+        if token is None and host is not None and not is_loopback(host):
+            raise InvalidInput(
+                f"{host} can be reached from other machines and there is no admin token",
+                field=flag,
+                hint="Give --admin-token-file, or listen on 127.0.0.1",
+            )
+    _check_ports(settings)
     if settings.quota_store_url is not None:
         address_of(settings.quota_store_url.get_secret_value())
     if settings.poll_interval_s + settings.poll_timeout_s > MAX_STATE_AGE_S:
@@ -151,6 +161,25 @@ def _check(settings: Settings) -> None:
             f"lets node states grow older than {MAX_STATE_AGE_S:g} s",
             field="--poll-interval-s",
             hint=f"Keep their sum at or below {MAX_STATE_AGE_S:g}",
+        )
+
+
+def _check_ports(settings: Settings) -> None:
+    """Raise InvalidInput for admin ports that are the public one, or an admin address without a port."""
+    if settings.admin_host is not None and settings.admin_port is None and settings.processes == 1:
+        raise InvalidInput(
+            "there is an address for the admin port and no port", field="--admin-port", hint="Give one"
+        )
+    first = settings.admin_port
+    if first and first <= settings.port < first + settings.processes:
+        raise InvalidInput(
+            f"port {settings.port} cannot serve clients and the admin API of one process",
+            field="--admin-port",
+            hint=f"Give ports other than --port, for example {settings.port + 1}",
+        )
+    if first and first + settings.processes - 1 > MAX_PORT:
+        raise InvalidInput(
+            f"{settings.processes} admin ports from {first} on end above {MAX_PORT}", field="--admin-port"
         )
 
 

@@ -1,0 +1,178 @@
+"""Several gateway processes on one port: what clients see of reloads, deaths and ends, which is nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from admission import doors
+from fleet.errors import InvalidInput
+from tests.gateway_group import GatewayGroup
+from tests.gateway_process import ROOT, FakeEngine, chat, eventually
+
+pytestmark = pytest.mark.slow
+
+
+class Callers:
+    """Clients of the shared port, each request on a new connection or all on one; counts the answers."""
+
+    def __init__(self, group: GatewayGroup, *, fresh: int = 2, kept: int = 2) -> None:
+        self.is_over = threading.Event()
+        self.seen: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        kinds = [True] * fresh + [False] * kept
+        self.threads = [threading.Thread(target=self._call, args=(group, is_fresh)) for is_fresh in kinds]
+        for thread in self.threads:
+            thread.start()
+
+    def _call(self, group: GatewayGroup, is_fresh: bool) -> None:
+        transport = httpx.HTTPTransport(limits=httpx.Limits(max_keepalive_connections=0 if is_fresh else 1))
+        with httpx.Client(transport=transport, trust_env=False, timeout=60) as client:
+            while not self.is_over.is_set():
+                try:
+                    said = str(group.ask(client, chat("tokens=2 pause=0.005")).status_code)
+                except httpx.HTTPError as exc:
+                    said = f"{'fresh' if is_fresh else 'kept'} {type(exc).__name__}: {exc}"
+                with self._lock:
+                    self.seen[said] += 1
+
+    def answered(self) -> int:
+        """Return how many calls ended, well or not."""
+        return sum(self.seen.values())
+
+    def end(self) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join(90)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Generator[FakeEngine]:
+    with FakeEngine("node-1").serving() as engine:
+        yield engine
+
+
+@pytest.fixture
+def group(tmp_path: Path, engine: FakeEngine) -> Generator[GatewayGroup]:
+    with GatewayGroup(tmp_path / "gw", 3).running() as group:
+        group.push_and_open([engine])
+        yield group
+
+
+def test_a_reload_and_a_death_lose_no_connection_and_start_every_process_anew(group: GatewayGroup) -> None:
+    callers = Callers(group)
+    try:
+        boots = [member.status()["boot_id"] for member in group.members]
+        os.kill(group.process.pid, signal.SIGHUP)
+        eventually(lambda: group.entries("processes reloaded"), within_s=120)
+        anew = [member.status()["boot_id"] for member in group.members]
+        assert not set(boots) & set(anew)
+        # One after the other: two of three always served.
+        served = [int(state.split()[0]) for state in group.states()]
+        assert min(served[served.index(3) :]) == 2
+    finally:
+        callers.end()
+    assert set(callers.seen) == {"200"}, callers.seen
+
+    # A killed process takes its running requests along. Who connects afterwards is not dealt to nobody.
+    dead = group.members[1]
+    os.kill(group.pid(dead), signal.SIGKILL)
+    callers = Callers(group, fresh=4, kept=0)
+    try:
+        eventually(lambda: callers.answered() >= 60)
+        eventually(lambda: group.states()[-1] == "3 of 3 serve")
+        eventually(lambda: dead.status()["boot_id"] not in anew)
+    finally:
+        callers.end()
+    assert set(callers.seen) == {"200"}, callers.seen
+    assert any("gw-2 ended by signal 9; starts again in" in state for state in group.states())
+
+
+def test_each_process_has_its_admin_port_and_the_shared_port_has_no_admin(
+    group: GatewayGroup, engine: FakeEngine
+) -> None:
+    assert [member.status()["gateway"] for member in group.members] == ["gw-1", "gw-2", "gw-3"]
+    for member in group.members:
+        assert member.metric("rhodeck_gateway_info", gateway=member.name) == 1
+    for path in ("/metrics", "/admin/status"):  # it would be that of whichever process answers
+        assert httpx.get(group.base_url + path, trust_env=False).status_code == 404
+    assert httpx.get(f"{group.base_url}/readyz", trust_env=False).status_code == 200
+    before = len(engine.served)
+    with httpx.Client(transport=httpx.HTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))) as c:
+        assert {group.ask(c, chat()).status_code for _ in range(40)} == {200}
+    dealt = [member.metric("rhodeck_gateway_requests_total", tenant="acme") for member in group.members]
+    assert sum(dealt) == len(engine.served) - before == 40
+    # With 40 connections dealt evenly at random, all to two of three: 3 * (2/3)^40 < 1e-6.
+    assert all(dealt)
+    assert sorted(path.name for path in group.state_dir.iterdir()) == ["1", "2", "3", "lock"]
+
+
+def test_sigterm_drains_all_processes_and_running_streams_end_whole(
+    group: GatewayGroup, engine: FakeEngine
+) -> None:
+    before = len(engine.served)
+    ends: list[str] = []
+
+    def stream() -> None:
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            ends.append(group.ask(client, chat("tokens=60 pause=0.05", stream=True)).text)
+
+    threads = [threading.Thread(target=stream) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(engine.served) == before + 6)
+    group.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(60)
+    assert [end.rstrip().endswith("data: [DONE]") for end in ends] == [True] * 6
+    assert group.process.wait(60) == 0
+    assert len(group.entries("gateway stopped")) == 3
+
+
+def test_processes_end_when_their_supervisor_is_killed(group: GatewayGroup) -> None:
+    group.process.kill()
+    eventually(lambda: len(group.entries("gateway stopped")) == 3)
+
+    def is_closed() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", group.port), 5):
+            return False
+        return True
+
+    eventually(is_closed)
+
+
+def start(*flags: str) -> subprocess.CompletedProcess[str]:
+    """Start a gateway that is to refuse its settings."""
+    command = [sys.executable, "-m", "admission", "--name", "other", *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_second_start_on_a_port_or_in_a_folder_in_use_is_refused(
+    tmp_path: Path, group: GatewayGroup
+) -> None:
+    port = ("--port", str(group.port))
+    second = start(*port, "--processes", "2", "--state-dir", str(tmp_path / "other"))
+    assert (second.returncode, "--port" in second.stderr) == (2, True), second.stderr
+    second = start("--port", "0", "--processes", "2", "--state-dir", str(group.state_dir))
+    assert second.returncode == 2
+    assert "another gateway runs in" in second.stderr
+    flags = ("--port", "8400", "--admin-port", "8399", "--processes", "2", "--state-dir", str(tmp_path))
+    assert "admin API" in start(*flags).stderr
+
+
+def test_a_kernel_that_cannot_share_a_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_REUSEPORT")
+    with pytest.raises(InvalidInput, match="cannot share a port between processes") as caught:
+        doors.bind("127.0.0.1", 0, is_shared=True)
+    assert caught.value.field == "--processes"
