@@ -61,7 +61,7 @@ def test_the_bound_on_output_is_its_own_key(bound: dict[str, int], expected: int
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x" * 40_000}]}]},
         {"input": [{"type": "function_call", "name": "f", "arguments": "x" * 40_000}]},
         {"input": [{"type": "function_call_output", "call_id": "c", "output": "x" * 40_000}]},
-        {"input": [{"type": "function_call_output", "output": [{"type": "input_text", "text": "x" * 40_000}]}]},
+        {"input": [{"type": "function_call_output", "output": [{"text": "x" * 40_000}]}]},
         {"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 40_000}]}]},
         {"input": [{"type": "reasoning", "encrypted_content": "x" * 40_000}]},
         {"tools": [{"type": "function", "name": "f", "description": "x" * 40_000}]},
