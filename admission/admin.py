@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
 from admission import VERSION, lastgood
-from admission.answers import JSON_TYPE, Answer, Receive
+from admission.answers import JSON_TYPE, Answer
 from admission.explaining import DECISIONS_PATH, decision_answer
 from admission.identity import bearer, is_same_secret
+from admission.inbound import Inbound
 from admission.nodes import NodeBook
-from admission.proxy import read_body
 from admission.quota_gauges import over_quota
 from admission.quota_lease import MAX_LEASE_BYTES, answer_lease
 from admission.state import GatewayState
@@ -77,21 +76,21 @@ class Admin:
         self._flusher = flusher
         self._pushing = asyncio.Lock()
 
-    async def handle(self, scope: dict[str, Any], receive: Receive) -> Answer:
+    async def handle(self, request: Inbound) -> Answer:
         """Return the answer to one admin request. Raises ClientLeft."""
         try:
-            self._authenticate(scope)
-            match scope["method"], scope["path"]:
+            self._authenticate(request)
+            match request.method, request.path:
                 case "PUT", "/admin/assignment":
-                    return await self._assign(await self._body(receive, MAX_ASSIGNMENT_BYTES))
+                    return await self._assign(await request.body(MAX_ASSIGNMENT_BYTES))
                 case "GET", "/admin/status":
                     return self._status()
                 case "GET", "/admin/usage":
-                    return await self._usage(scope["query_string"])
+                    return await self._usage(request.query)
                 case "POST", "/admin/usage/ack":
-                    return await self._acknowledge(await self._body(receive, 4_096))
+                    return await self._acknowledge(await request.body(4_096))
                 case "POST", "/admin/quota":
-                    body = await self._body(receive, MAX_LEASE_BYTES)
+                    body = await request.body(MAX_LEASE_BYTES)
                     return Answer(200, await answer_lease(self._state.quotas, body))
                 case "GET", path if path.startswith(DECISIONS_PATH):
                     return decision_answer(self._state, path.removeprefix(DECISIONS_PATH))
@@ -104,22 +103,19 @@ class Admin:
         except FleetError as exc:
             return _error_answer(_STATUS.get(type(exc), 400), exc)
 
-    def _authenticate(self, scope: dict[str, Any]) -> None:
+    def _authenticate(self, request: Inbound) -> None:
         """Raise Unauthenticated unless the admin token came along.
 
         Without a token the listener is on loopback; then a browser's cross-site call is still refused.
         """
         expected = self._state.settings.admin_token
         if expected is None:
-            if any(name in (b"origin", b"sec-fetch-site") for name, _ in scope["headers"]):
+            if any(name in (b"origin", b"sec-fetch-site") for name, _ in request.headers):
                 raise Unauthenticated("a browser may not call this", hint="Set an admin token")
-        elif not is_same_secret(bearer(scope["headers"]), expected.get_secret_value()):
+        elif not is_same_secret(bearer(request.headers), expected.get_secret_value()):
             raise Unauthenticated(
                 "the admin token is wrong", hint="Send Authorization: Bearer <admin token>"
             )
-
-    async def _body(self, receive: Receive, limit_bytes: int) -> bytes:
-        return await read_body(receive, limit_bytes)
 
     # -- assignment ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Answers of the gateway itself, in the OpenAI error form, and the few ASGI messages we send.
+"""Answers of the gateway itself, in the OpenAI error form, and how an answer is sent.
 
 Seconds and milliseconds are named in the headers. The status of a refusal comes from one table,
 `fleet.outcomes.HTTP_STATUS`. Prevents: a refusal that does not say which limit, how much of it is used
@@ -7,20 +7,16 @@ and when to come back; and an engine's address or a traceback in an answer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from admission.inbound import HeaderList, Inbound
 from fleet.errors import FleetError, Forbidden, NotFound, Unauthenticated, Unavailable
 from fleet.offers import Evicted, Limit, Refused
 from fleet.outcomes import HTTP_STATUS, Outcome
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-HeaderList = list[tuple[bytes, bytes]]
 
 JSON_TYPE = b"application/json"
 _LIMIT_HEADERS = {"tokens_per_minute": b"tokens", "in_flight_tokens": b"tokens-in-flight",
@@ -38,20 +34,14 @@ class Answer:
     content_type: bytes = JSON_TYPE
 
 
-async def send_answer(
-    send: Send, answer: Answer, *, close: bool = False, more: Iterable[tuple[bytes, bytes]] = ()
+def send_answer(
+    request: Inbound, answer: Answer, *, close: bool = False, more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """Send a whole answer with `more` headers; `close`: and ask the client to close the connection."""
-    headers: HeaderList = [
-        (b"content-type", answer.content_type),
-        (b"content-length", b"%d" % len(answer.body)),
-        *answer.headers,
-        *more,
-    ]
+    """Send a whole answer with `more` headers; `close`: and close the connection behind it."""
     if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
+        request.keeps_alive = False
+    headers = ((b"content-type", answer.content_type), *answer.headers, *more)
+    request.answer(answer.status, headers, answer.body)
 
 
 def error_body(

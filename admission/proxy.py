@@ -8,16 +8,10 @@ after the first byte, and an engine's words about itself reaching a client as ou
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import Callable, Generator
-from types import TracebackType
-from typing import Any
 
 from admission.answers import (
     Answer,
-    Receive,
-    Send,
     invalid_answer,
     outcome_answer,
     send_answer,
@@ -28,6 +22,7 @@ from admission.calls import Call, parse_call
 from admission.endings import Reader, broken_stream, reader_of, whole_outcome
 from admission.engine_link import EngineLink
 from admission.identity import Caller, caller_of
+from admission.inbound import BodyTooLarge, ClientLeft, Inbound
 from admission.passage import Passage
 from admission.passthrough import PASSED, Passthrough
 from admission.repeats import LOST
@@ -40,99 +35,41 @@ from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
 
-class ClientLeft(Exception):
-    """The client closed its connection."""
-
-
-class BodyTooLarge(Exception):
-    """The body passed the limit; the rest was not read."""
-
-
 class BodyRoom:
     """Memory for request bodies, shared by all requests: from the first byte to the end of the answer."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self.held_bytes = 0
 
-    @contextlib.contextmanager
-    def booking(self) -> Generator[Callable[[int], None]]:
-        """Yield a function that books bytes for one request; all are given back at the end of the block.
 
-        It raises Unavailable when there is no room: a tenant's quota is not asked before its body is read.
+class BodyBooking:
+    """What one request holds of the room."""
+
+    __slots__ = ("_booked_bytes", "_room")
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room, self._booked_bytes = room, 0
+
+    def book(self, more_bytes: int) -> None:
+        """Take room for more bytes. Raises Unavailable when there is none.
+
+        A tenant's quota is not asked before its body is read.
         """
-        booked = 0
+        room = self._room
+        if room.held_bytes + more_bytes > room.limit_bytes:
+            raise Unavailable(
+                f"this gateway holds {room.held_bytes} bytes of requests "
+                f"and takes at most {room.limit_bytes}",
+                hint="Try again shortly",
+            )
+        self._booked_bytes += more_bytes
+        room.held_bytes += more_bytes
 
-        def book(more_bytes: int) -> None:
-            nonlocal booked
-            if self.held_bytes + more_bytes > self._limit_bytes:
-                raise Unavailable(
-                    f"this gateway holds {self.held_bytes} bytes of requests and takes at most "
-                    f"{self._limit_bytes}",
-                    hint="Try again shortly",
-                )
-            booked += more_bytes
-            self.held_bytes += more_bytes
-
-        try:
-            yield book
-        finally:
-            self.held_bytes -= booked
-
-
-async def read_body(receive: Receive, limit_bytes: int, book: Callable[[int], None] | None = None) -> bytes:
-    """Return the body. Raises BodyTooLarge, what `book` raises, or ClientLeft when it ends early."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit_bytes:
-            raise BodyTooLarge
-        if book is not None:
-            book(len(part))
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class ClientWatch:
-    """Cancels the task inside the `async with` when the client leaves; turns that into ClientLeft."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._is_over = False
-        self._has_left = False
-
-    async def __aenter__(self) -> ClientWatch:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a client is watched from inside a task")
-        self._task: asyncio.Task[Any] = task
-        self._watcher = asyncio.ensure_future(self._watch())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over = True
-        self._watcher.cancel()
-        if self._has_left and isinstance(exc, asyncio.CancelledError) and self._task.uncancel() == 0:
-            raise ClientLeft from exc
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._is_over:
-            self._has_left = True
-            self._task.cancel()
-
-    def disarm(self) -> None:
-        """From here on the client may leave without stopping anything."""
-        self._is_over = True
+    def give_back(self) -> None:
+        """Give all of it back."""
+        self._room.held_bytes -= self._booked_bytes
+        self._booked_bytes = 0
 
 
 class Proxy:
@@ -145,70 +82,76 @@ class Proxy:
         self._attempts = Attempts(state, link)
         self.bodies = BodyRoom(state.settings.bodies_bytes)
 
-    async def handle(self, endpoint: str, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request. Never raises but for cancellation by shutdown."""
-        with self.bodies.booking() as book:
-            await self._handle(endpoint, scope, receive, send, book)
+    async def handle(self, endpoint: str, request: Inbound) -> None:
+        """Answer one request. Never raises but for cancellation."""
+        booking = BodyBooking(self.bodies)
+        try:
+            found = await self._read(endpoint, request, booking)
+            if found is not None:
+                await self._pass(request, *found)
+        finally:
+            booking.give_back()
 
-    async def _handle(
-        self,
-        endpoint: str,
-        scope: dict[str, Any],
-        receive: Receive,
-        send: Send,
-        book: Callable[[int], None],
-    ) -> None:
+    async def _read(
+        self, endpoint: str, request: Inbound, booking: BodyBooking
+    ) -> tuple[Caller, Call] | None:
+        """Return who asks and for what; None when that was answered already."""
         state = self._state
         try:
-            caller = self._identify(scope)
-            if _declared_length(scope) > state.settings.body_bytes:
+            caller = self._identify(request)
+            if _declared_length(request) > state.settings.body_bytes:
                 raise BodyTooLarge
-            raw = await read_body(receive, state.settings.body_bytes, book)
-            if endpoint in PASSED:
-                await send_answer(send, await self.passed.answer(caller, endpoint, raw))
-                return
-            call = self._parse(endpoint, raw)
+            raw = await request.body(state.settings.body_bytes, booking.book)
+            if endpoint not in PASSED:
+                return caller, self._parse(endpoint, raw)
+            send_answer(request, await self.passed.answer(caller, endpoint, raw))
         except ClientLeft:
-            return
+            pass
         except BodyTooLarge:
             state.metrics.invalid_requests += 1
-            await send_answer(send, too_large_answer(state.settings.body_bytes), close=True)
-            return
+            send_answer(request, too_large_answer(state.settings.body_bytes), close=True)
         except FleetError as exc:
             if isinstance(exc, Unauthenticated):
                 state.metrics.auth_failures += 1
             else:
                 state.metrics.invalid_requests += 1
-            await send_answer(send, invalid_answer(exc), close=True)
-            return
+            send_answer(request, invalid_answer(exc), close=True)
+        return None
+
+    async def _pass(self, request: Inbound, caller: Caller, call: Call) -> None:
+        """Take a call that can be served to its end."""
+        state, headers = self._state, request.headers
         passage = Passage(state.ledger, caller, call, f"req-{secrets.token_hex(12)}")
-        if state.repeats.is_repeat(caller.tenant, scope["headers"], raw, state.clock.monotonic_s()):
+        if state.repeats.is_repeat(caller.tenant, headers, call.raw, state.clock.monotonic_s()):
             state.metrics.repeated[passage.flow] += 1
         try:
-            async with ClientWatch(receive) as watch:
-                await self._serve(passage, watch, send)
+            request.watch()
+            await self._serve(passage, request)
         except ClientLeft:
             passage.finish(Outcome.CLIENT_GONE)
-        except asyncio.CancelledError:  # the process stops and would not wait longer
-            passage.finish(Outcome.DRAINING)
-            await self._say_stopped(passage, send)
+        except asyncio.CancelledError:
+            if request.has_left:
+                passage.finish(Outcome.CLIENT_GONE)
+            else:  # the process stops and would not wait longer
+                passage.finish(Outcome.DRAINING)
+                self._say_stopped(passage, request)
             raise
         finally:
             passage.finish(Outcome.UPSTREAM_ERROR)  # a fault of ours; nothing may stay booked
             if passage.outcome in LOST:
-                state.repeats.lost(caller.tenant, scope["headers"], raw, state.clock.monotonic_s())
+                state.repeats.lost(caller.tenant, headers, call.raw, state.clock.monotonic_s())
 
-    async def _say_stopped(self, passage: Passage, send: Send) -> None:
+    def _say_stopped(self, passage: Passage, request: Inbound) -> None:
         reason = "The gateway is shutting down."
         if passage.ttft_s is None:
             answer = outcome_answer(Outcome.DRAINING, reason)
-            await send_answer(send, answer, close=True, more=passage.headers())
+            send_answer(request, answer, close=True, more=passage.headers())
         else:
             told = broken_stream(passage.call, Outcome.DRAINING, reason)
-            await send({"type": "http.response.body", "body": told})
+            request.end(told)
 
-    def _identify(self, scope: dict[str, Any]) -> Caller:
-        headers = scope["headers"]
+    def _identify(self, request: Inbound) -> Caller:
+        headers = request.headers
         assignment = self._state.assignment
         if assignment is None:  # no policy never means no limit
             raise Unavailable("this gateway has no assignment yet", hint="Try again shortly")
@@ -227,26 +170,26 @@ class Proxy:
             )
         return call
 
-    async def _serve(self, passage: Passage, watch: ClientWatch, send: Send) -> None:
+    async def _serve(self, passage: Passage, request: Inbound) -> None:
         answer = await self._attempts.serve(
-            passage, lambda passage, dispatch: self._exchange(passage, watch, send, dispatch)
+            passage, lambda passage, dispatch: self._exchange(passage, request, dispatch)
         )
         if answer is not None:
-            watch.disarm()
-            await send_answer(send, answer, more=passage.headers())
+            request.disarm()
+            send_answer(request, answer, more=passage.headers())
 
     # -- the exchange -------------------------------------------------------------------------------
 
-    async def _exchange(self, passage: Passage, watch: ClientWatch, send: Send, dispatch: Dispatch) -> None:
+    async def _exchange(self, passage: Passage, request: Inbound, dispatch: Dispatch) -> None:
         """Send to the node and relay the answer. Raises NodeFailed only before the client got a byte."""
         deadline_s = self._state.settings.total_timeout_s
         exchange = await self._link.open(passage, dispatch)
         try:
             async with asyncio.timeout(deadline_s):
                 if exchange.status >= 400 or not exchange.is_stream:
-                    await self._relay_whole(passage, watch, send, exchange)
+                    await self._relay_whole(passage, request, exchange)
                 else:
-                    await self._relay_stream(passage, watch, send, exchange)
+                    await self._relay_stream(passage, request, exchange)
         except NodeFailed:
             self._link.failed(dispatch.node)
             raise
@@ -255,13 +198,11 @@ class Proxy:
                 raise NodeFailed(Reason.TIMEOUT, f"no answer in {deadline_s:g} s") from exc
             passage.finish(Outcome.UPSTREAM_TIMEOUT)
             reason = f"The request ran longer than {deadline_s:g} s."
-            await self._end_stream(passage.call, watch, send, Outcome.UPSTREAM_TIMEOUT, reason)
+            self._end_stream(passage.call, request, Outcome.UPSTREAM_TIMEOUT, reason)
         finally:
             exchange.close()
 
-    async def _relay_whole(
-        self, passage: Passage, watch: ClientWatch, send: Send, exchange: Exchange
-    ) -> None:
+    async def _relay_whole(self, passage: Passage, request: Inbound, exchange: Exchange) -> None:
         body = await exchange.body(self._state.settings.answer_bytes)
         status = exchange.status
         if status >= 500:
@@ -269,25 +210,23 @@ class Proxy:
         passage.usage = usage_in(body) if status < 400 else None
         outcome = whole_outcome(passage.call, status, body)
         self._link.judged(passage, outcome)
-        watch.disarm()
+        request.disarm()
         passage.finish(outcome, used_nothing=status >= 400)
         kind = exchange.content_type.encode("ascii", "replace")
-        await send_answer(send, Answer(status, body, tuple(passage.headers()), kind))
+        send_answer(request, Answer(status, body, tuple(passage.headers()), kind))
 
-    async def _relay_stream(
-        self, passage: Passage, watch: ClientWatch, send: Send, exchange: Exchange
-    ) -> None:
+    async def _relay_stream(self, passage: Passage, request: Inbound, exchange: Exchange) -> None:
         reader = reader_of(passage.call)
         failure: NodeFailed | None = None
         try:
             async for chunk in exchange.chunks():
                 if passage.ttft_s is None:
-                    await self._start_stream(passage, send)
+                    self._start_stream(passage, request)
                 passed = reader.feed(chunk)
                 passage.events, passage.usage = reader.events, reader.usage
                 self._link.extend(passage)
                 if passed:
-                    await send({"type": "http.response.body", "body": passed, "more_body": True})
+                    await request.write(passed)
         except NodeFailed as exc:
             if passage.ttft_s is None:
                 raise
@@ -297,33 +236,31 @@ class Proxy:
         passage.entry.reason = reason
         passage.finish(outcome)
         if passage.ttft_s is None:
-            await send_answer(send, outcome_answer(outcome, reason), more=passage.headers())
+            send_answer(request, outcome_answer(outcome, reason), more=passage.headers())
             return
         if outcome is Outcome.COMPLETED or reader.has_error:
-            watch.disarm()
-            await send({"type": "http.response.body", "body": reader.rest()})
+            request.disarm()
+            request.end(reader.rest())
         else:
-            await self._end_stream(passage.call, watch, send, outcome, reason)
+            self._end_stream(passage.call, request, outcome, reason)
 
-    async def _start_stream(self, passage: Passage, send: Send) -> None:
+    def _start_stream(self, passage: Passage, request: Inbound) -> None:
         passage.first_byte()
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             *passage.headers(),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        request.start(200, headers)
 
-    async def _end_stream(
-        self, call: Call, watch: ClientWatch, send: Send, outcome: Outcome, reason: str
-    ) -> None:
-        watch.disarm()
-        await send({"type": "http.response.body", "body": broken_stream(call, outcome, reason)})
+    def _end_stream(self, call: Call, request: Inbound, outcome: Outcome, reason: str) -> None:
+        request.disarm()
+        request.end(broken_stream(call, outcome, reason))
 
 
-def _declared_length(scope: dict[str, Any]) -> int:
+def _declared_length(request: Inbound) -> int:
     """Return the body's length as the head gives it (the parser has checked it); 0 when it does not."""
-    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)
 
 
 def _ending(reader: Reader, failure: NodeFailed | None) -> tuple[Outcome, str]:
