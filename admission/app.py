@@ -18,7 +18,8 @@ from admission.admin import Admin
 from admission.answers import Answer, error_body, send_answer
 from admission.calls import ENDPOINTS
 from admission.directory import MODELS, models_answer, unserved_answer
-from admission.gate_gauges import gate_families
+from admission.estimate_gauges import estimate_families
+from admission.gate_gauges import gate_families, phase_families
 from admission.inbound import BodyTooLarge, ClientLeft, Inbound
 from admission.metrics import CONTENT_TYPE, Family
 from admission.node_gauges import node_families
@@ -130,7 +131,9 @@ class App:
         yield from gate_families(snapshot, limiters)
         yield from quota_families(snapshot, state.quotas, state.room.exact)
         yield from self._proxy.passed.families()
+        yield from estimate_families(state.estimator, state.prompt_counts)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
+        yield from phase_families(state.gate.phases)
         yield from node_families(self._nodes.outliers, state.clock.monotonic_s())
         named = {(state.settings.name, VERSION): 1}
         yield Family(prefix + "info", "The process that answers: 1.", ("gateway", "version"), named)

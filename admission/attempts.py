@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from admission.answers import Answer, outcome_answer, refusal_answer
+from admission.disaggregation import PrefillFailed
 from admission.engine_link import EngineLink
 from admission.passage import Passage
 from admission.state import GatewayState
@@ -51,7 +52,14 @@ class Attempts:
                 return self._failed(passage, had[decision.node])
             passage.dispatched(decision)
             try:
+                refused = await self._link.prefills.run(passage, decision)
+                if refused is not None:
+                    passage.decided(refused)
+                    passage.finish(refused.outcome)
+                    return refusal_answer(refused)
                 await exchange(passage, decision)
+            except PrefillFailed as exc:
+                return self._failed(passage, exc.cause)
             except NodeFailed as exc:
                 reached = exc.reason is not Reason.REFUSED
                 is_last = exc.is_timeout or attempt == self._state.settings.retries

@@ -37,7 +37,9 @@ _PROMPT_KEYS = (
     "chat_template",
     "chat_template_kwargs",
 )
-_OURS_KEYS = frozenset({"priority", "request_id"})  # the tier and the gateway say them; a client's go
+#: The tier and the gateway say them; a client's go. The last names engines and their memory.
+_OURS_KEYS = frozenset({"priority", "request_id", "kv_transfer_params"})
+_EXTRA_KEY = "vllm_xargs"  # vLLM hands its members to the same place as `kv_transfer_params`
 _COUNTED_KEYS = (b'"model"', b'"max_tokens"', b'"max_completion_tokens"', b'"n"', b'"best_of"',
                  b'"stream"', b'"messages"', b'"prompt"', b'"input"', b'"max_output_tokens"',
                  b'"instructions"')  # fmt: skip
@@ -78,19 +80,35 @@ class Call:
         start = self.prompt.start.encode(errors="replace")
         return hashlib.blake2b(start, key=self.model.encode()[:64], digest_size=12).hexdigest()
 
-    def body(self, priority: int | None) -> bytes:
-        """Return what the engine gets: `priority` set (None: removed), usage asked for when streaming."""
+    def engine_document(self) -> dict[str, Any]:
+        """Return what the client says to the engine, without the members that are not its to say."""
+        kept = {key: value for key, value in self.document.items() if key not in _OURS_KEYS}
+        if self._names_transfer():
+            extra = cast("dict[str, Any]", kept[_EXTRA_KEY])
+            kept[_EXTRA_KEY] = {key: value for key, value in extra.items() if key not in _OURS_KEYS}
+        return kept
+
+    def _names_transfer(self) -> bool:
+        extra: object = self.document.get(_EXTRA_KEY)
+        return isinstance(extra, dict) and "kv_transfer_params" in extra
+
+    def body(self, priority: int | None, transfer: object = None) -> bytes:
+        """Return what the engine gets: `priority` set (None: removed), usage asked for when streaming.
+
+        `transfer`: the `kv_transfer_params` it gets, whatever the client sent; None: none.
+        """
         added: dict[str, Any] = {} if priority is None else {"priority": priority}
+        if transfer is not None:
+            added["kv_transfer_params"] = transfer
         if self.is_stream and self.endpoint != "responses":
             asked: object = self.document.get("stream_options")
             options = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
             if options.get("include_usage") is not True:
                 added["stream_options"] = {**options, "include_usage": True}
         given = self.document.keys() & {*_OURS_KEYS, "stream_options"}
-        if not given and not _has_doubled_key(self.raw):
+        if not given and not self._names_transfer() and not _has_doubled_key(self.raw):
             return _spliced(self.raw, added) if added else self.raw
-        kept = {key: value for key, value in self.document.items() if key not in _OURS_KEYS}
-        return orjson.dumps(kept | added)
+        return orjson.dumps(self.engine_document() | added)
 
 
 def parse_call(endpoint: str, raw: bytes) -> Call:

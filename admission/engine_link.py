@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from admission.calls import ENDPOINTS
+from admission.disaggregation import Prefills
 from admission.nodes import NodeBook
 from admission.passage import Passage
 from admission.state import GatewayState
@@ -31,6 +32,7 @@ class EngineLink:
         self._nodes = nodes
         self._upstream = upstream
         self._retry_allowance = _RETRY_BURST
+        self.prefills = Prefills(state, nodes, upstream, self.may_retry)
 
     async def open(self, passage: Passage, dispatch: Dispatch) -> Exchange:
         """Send the call to the dispatched node. Raises NodeFailed when no answer began."""
@@ -42,7 +44,9 @@ class EngineLink:
         passage.sending()
         url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
         try:
-            exchange = await self._upstream.post(url, passage.call.body(priority), passage.request_id)
+            exchange = await self._upstream.post(
+                url, passage.call.body(priority, self._transfer(passage)), passage.request_id
+            )
         except NodeFailed:
             self.failed(dispatch.node)
             raise
@@ -55,6 +59,12 @@ class EngineLink:
             self.failed(dispatch.node)
             raise NodeFailed(Reason.HTTP_ERROR, wrong)
         return exchange
+
+    def _transfer(self, passage: Passage) -> object:
+        """Return the `kv_transfer_params` for the engine: a prefill node's or the client's, if allowed."""
+        if passage.transfer is None and self._state.passes_client_transfer:
+            return passage.call.document.get("kv_transfer_params")
+        return passage.transfer
 
     def may_retry(self) -> bool:
         """Say whether the retry budget allows one more, and take it."""
@@ -72,7 +82,7 @@ class EngineLink:
         if passage.lease is None:
             return
         if outcome in (Outcome.COMPLETED, Outcome.ENGINE_REFUSED):
-            self._nodes.request_worked(passage.lease.node)
+            self._nodes.request_worked(passage.lease.node, passage.seconds_per_token())
         else:
             self.failed(passage.lease.node)
 

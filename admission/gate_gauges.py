@@ -12,6 +12,7 @@ from admission.metrics import Family
 from fleet.limiters import Limiter, Limiters
 from fleet.offers import GateSnapshot, NodeUse
 from fleet.outcomes import Tier
+from fleet.phases import Phases
 
 _PREFIX = "rhodeck_gateway_"
 
@@ -47,6 +48,16 @@ def gate_families(snapshot: GateSnapshot, limiters: Limiters | None) -> Iterator
     )
     modes = {} if limiters is None else {(one.value, limiters.mode(one).value): 1 for one in Limiter}
     yield Family(_PREFIX + "limiter", "1 for the mode each limit is in.", ("limiter", "mode"), modes)
+
+
+def phase_families(phases: Phases) -> Iterator[Family]:
+    """Yield the families of prefill phases."""
+    results = {(result,): number for result, number in phases.results.items()}
+    yield Family(
+        _PREFIX + "prefills_total", "Prefill phases by how they ended.", ("result",), results, "counter"
+    )
+    states = {("waiting",): phases.waiting, ("running",): phases.running}
+    yield Family(_PREFIX + "prefills", "Prefill phases now, by state.", ("state",), states)
 
 
 def _by_tier(name: str, help_text: str, values: Mapping[Tier, float], kind: str = "gauge") -> Family:

@@ -6,7 +6,7 @@ Prevents: a lease released twice or never, and a request that reached an engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ class Passage:
         self.usage: Usage | None = None
         self.events = 0  # streamed events that reached us: the estimate when the engine does not say
         self.ttft_s: float | None = None
+        self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
         self.is_finished = False
         self.outcome: Outcome | None = None
         self.entry = self._entry()

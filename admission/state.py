@@ -79,6 +79,12 @@ class GatewayState:
     def has_prefix_affinity(self) -> bool:
         return self.assignment is not None and self.assignment.policy.routing.prefix_affinity
 
+    @property
+    def passes_client_transfer(self) -> bool:
+        """Say whether engines get the `kv_transfer_params` that clients send."""
+        held = self.assignment
+        return held is not None and held.policy.routing.client_kv_transfer_params == "pass"
+
     def pool_of(self, node: str) -> str:
         """Return the pool of a node; of one that left the fleet meanwhile, its last."""
         return self.pools.get(node, "")

@@ -43,6 +43,7 @@ from fleet.offers import (
     Ticket,
 )
 from fleet.outcomes import TIERS, Outcome, Tier
+from fleet.phases import Phases
 from fleet.placement import Outlook, Placement
 from fleet.policy import OverBudget, Policy
 from fleet.queue_bounds import QueueBounds
@@ -76,6 +77,7 @@ class Gate:
         self.accounts = Accounts()
         self._backlog = Backlog(self._placement)
         self._tickets = Tickets(self._placement, prior_output_tokens)
+        self.phases = Phases(self._placement)
         self._refusals = Refusals(rng)
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
         self._tally = Tally()
@@ -358,6 +360,11 @@ class Gate:
         self._tally.close(lease)
         self._touch(now_s)
         return True
+
+    def refusal(self, outcome: Outcome, reason: str) -> Refused:
+        """Return a refusal decided elsewhere, with this gate's word on when to come back."""
+        self._refusals.about = None
+        return self._refusals.refuse(outcome, reason)
 
     def drain(self) -> None:
         """Refuse every new request as DRAINING from now on; what waits or runs goes on."""

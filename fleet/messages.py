@@ -16,17 +16,19 @@ Every call carries `Authorization: Bearer <admin token>`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     StringConstraints,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
 )
 
 from fleet.errors import InvalidPolicy
@@ -47,6 +49,10 @@ def one_line(text: str) -> str:
 #: What a node's hours cost, and whether it may be taken away.
 PriceClass = Literal["on_demand", "reserved", "spot"]
 PRICE_CLASSES: tuple[PriceClass, ...] = get_args(PriceClass)
+
+#: The phase of requests a node serves where prefill and decode run on different nodes.
+Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 Count = Annotated[int, Field(ge=0)]
 #: What ends up in log lines, metric labels and database rows.
@@ -84,6 +90,15 @@ class NodeTarget(_Message):
     kv_capacity_tokens: Annotated[int, Field(gt=0, le=10**12)] | None = None  # None: ask the node's metrics
     max_num_seqs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     honours_priority: bool = False  # the engine schedules by priority
+    role: Role | None = None  # one phase of each request only; None: both. Left out of the JSON when None
+
+    @model_serializer(mode="wrap")
+    def _without_no_role(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A gateway that knows no roles refuses the field; a fleet without roles need not name it."""
+        made = handler(self)
+        if made.get("role") is None:
+            made.pop("role", None)
+        return made
 
 
 class Credential(_Message):

@@ -59,6 +59,16 @@ def size_class_of(tokens: int, classes: tuple[SizeClass, ...]) -> SizeClass | No
     return min(covering, key=lambda one: one.max_tokens) if covering else None
 
 
+def pool_names(target: NodeTarget) -> tuple[str, ...]:
+    """Return what a node serves: its models, or of each the prefill phase alone."""
+    return tuple(map(prefill_of, target.models)) if target.role == "prefill" else target.models
+
+
+def prefill_of(model: str) -> str:
+    """Return the name under which the prefill phase of a model is placed. No model has such a name."""
+    return f"{model}\nprefill"
+
+
 def affinity(prefix_hash: int, seed: int) -> int:
     """Return the rendezvous weight (64 bits) of a node for a prefix; the largest is its home.
 
@@ -113,7 +123,7 @@ class Placement:
         ranked: dict[tuple[str, Tier], list[tuple[int, str]]] = {}
         for target in assignment.nodes:
             ranks = [(tier, price_rank(target, tier, self._routing)) for tier in TIERS]
-            for model in target.models:
+            for model in pool_names(target):
                 for tier, rank in ranks:
                     if rank is not None:
                         ranked.setdefault((model, tier), []).append((rank, target.name))
@@ -145,6 +155,10 @@ class Placement:
         """Drop the book of a node that left the assignment once its last lease is closed."""
         if book.target is None and book.requests == 0:
             self._books.pop(book.name, None)
+
+    def pool(self, name: str, tier: Tier) -> Pool | None:
+        """Return the nodes of one of the `pool_names` that may serve a tier; None: there are none."""
+        return self._pools.get((name, tier))
 
     def any_open(self, now_s: float) -> bool:
         """Say whether any node takes work."""

@@ -147,6 +147,8 @@ class Routing(_Part):
     """Prefer the node that last served the same prompt prefix, while it is not hot."""
     ejection: Ejection = Ejection()
     """When nodes that fail requests are taken out, and how they come back."""
+    client_kv_transfer_params: Literal["drop", "pass"] = "drop"
+    """What becomes of `kv_transfer_params` a client sends itself: they name engines and memory."""
 
 
 class RetryAfter(_Part):

@@ -17,7 +17,14 @@ import orjson
 from fleet.errors import FleetError, InvalidInput
 from simfleet.faults import Fault, parse_fault
 from simfleet.node import Answer, SimNode
-from simfleet.openai_api import ApiError, GenerationCall, StreamWriter, parse_call, whole_answer
+from simfleet.openai_api import (
+    ApiError,
+    GenerationCall,
+    StreamWriter,
+    parse_call,
+    transfer_params,
+    whole_answer,
+)
 from simfleet.page import CONTENT_TYPE
 
 Message = MutableMapping[str, Any]
@@ -92,7 +99,8 @@ class NodeApp:
             answer.news.clear()
         if answer.is_gone:
             return 0
-        payload = whole_answer(call, answer_id, self._unix_s(), answer.produced, answer.reasons)
+        transfer = transfer_params(call, self.node.name, self.node.profile.block_size)
+        payload = whole_answer(call, answer_id, self._unix_s(), answer.produced, answer.reasons, transfer)
         await _respond(send, 200, payload)
         return len(payload)
 

@@ -66,6 +66,7 @@ class GenerationCall:
     priority: int
     is_stream: bool
     include_usage: bool
+    hands_over: bool = False  # `kv_transfer_params` ask for the KV cache to be kept for another engine
 
 
 def text(start: int, end: int) -> str:
@@ -101,6 +102,7 @@ def parse_call(body: bytes, *, is_chat: bool, profile: EngineProfile, model: str
     max_tokens = max_tokens or _integer(data, "max_tokens", low=1)
     extra = data.get("vllm_xargs")
     options = data.get("stream_options")
+    transfer = data.get("kv_transfer_params")
     return GenerationCall(
         is_chat=is_chat,
         model=model,
@@ -113,6 +115,7 @@ def parse_call(body: bytes, *, is_chat: bool, profile: EngineProfile, model: str
         priority=_integer(data, "priority") or 0,
         is_stream=_flag(data, "stream"),
         include_usage=isinstance(options, dict) and _flag(options, "include_usage"),
+        hands_over=isinstance(transfer, dict) and _flag(transfer, "do_remote_decode"),
     )
 
 
@@ -239,8 +242,9 @@ def whole_answer(
     created: int,
     produced: Sequence[int],
     reasons: Sequence[str | None],
+    transfer: dict[str, Any] | None = None,
 ) -> bytes:
-    """Return the body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed; `transfer`: where its KV cache lies."""
     choices: list[dict[str, Any]] = []
     for index, (count, reason) in enumerate(zip(produced, reasons, strict=True)):
         content = text(0, count)
@@ -260,8 +264,25 @@ def whole_answer(
             "model": call.model,
             "choices": choices,
             "usage": usage(call, produced),
+            "kv_transfer_params": transfer,
         }
     )
+
+
+def transfer_params(call: GenerationCall, engine: str, block_size: int) -> dict[str, Any] | None:
+    """Return what a decode engine is told, as vLLM's NixlConnector answers; None: nobody asked for it."""
+    if not call.hands_over:
+        return None
+    blocks = -(-sum(call.prompt_tokens) // block_size)
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": list(range(1, blocks + 1)),
+        "remote_engine_id": engine,
+        "remote_host": "127.0.0.1",
+        "remote_port": 5600,
+        "tp_size": 8,
+    }
 
 
 class StreamWriter:
