@@ -1,9 +1,9 @@
-"""What comes too late for a closed month: late use and corrections, as lines of the next one that closes.
+"""What comes too late for a closed month, as lines of the next one that closes.
 
-A closed month is divided again, with the node time, prices, slots and rule it was closed with and the use
-known now; what differs from its lines and their earlier adjustments becomes adjustment lines. Late use
-moves cost between tenants and idle and sums to 0. Prevents: a closed month that changes, and late use
-nobody pays for.
+A closed month is divided again, with the prices, slots and rule it was closed with, first with the use and
+then with the node time known now; what differs from its lines and their earlier adjustments becomes
+adjustment lines. Late use moves cost between tenants and idle and sums to 0; late node time adds its own
+cost. Prevents: a closed month that changes, and late use or node time nobody pays for.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from decimal import Decimal, InvalidOperation
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from control import audit, month_inputs
+from control import audit, late_node_time, month_inputs
 from control.closed_months import ClosedMonth, adjustment_lines, closed_month, closed_months, stored_lines
 from control.month_inputs import Basics
 from control.roles import Actor, Permission, require
 from control.tables import MonthCloseRow, MonthCorrectionRow, UsageQuarterRow, UsageRecordRow
 from fleet.errors import Conflict, InvalidInput
-from fleet.spend import LATE_USE, SpendLine
+from fleet.spend import LATE_NODE_TIME, LATE_USE, SpendLine, late_kind
 
 MAX_CORRECTION_USD = Decimal(1_000_000_000)
 ZERO = Decimal(0)
@@ -42,14 +42,49 @@ class LateRecord:
     received_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What the next month to close will carry of closed ones."""
+
+    lines: tuple[SpendLine, ...]  # by month adjusted
+    unpriced_node_hours: Decimal  # late, and without a price: in no line yet
+    carried: dict[str, Basics]  # by month whose late node time the lines account for: what it is now
+
+
 def pending(session: Session) -> list[SpendLine]:
     """Return the adjustment lines that the next month to close will carry, by month adjusted."""
+    return list(to_carry(session).lines)
+
+
+def to_carry(session: Session) -> Pending:
+    """Return what the next month to close carries: late use, late node time, corrections."""
     closed = closed_months(session)
     settled = adjustment_lines(session, [month.name for month in closed])
     lines: list[SpendLine] = []
+    carried: dict[str, Basics] = {}
+    unpriced = ZERO
     for month in reversed(closed):
-        lines += _of_late_use(session, month, [line for line in settled if line.adjusts == month.name])
-    return lines + _of_corrections(session, settled)
+        before = late_node_time.accounted(session, month)
+        after = before
+        if late_node_time.has_unaccounted(session, month.name, closed[0]):
+            after = carried[month.name] = late_node_time.known_now(session, month, before)
+        own = [line for line in settled if line.adjusts == month.name]
+        found, left_out = _of_late(session, month, own, before, after)
+        lines += found
+        unpriced += left_out
+    return Pending((*lines, *_of_corrections(session, settled)), unpriced, carried)
+
+
+def late_lines(session: Session, name: str) -> list[SpendLine]:
+    """Return by how much late node time changes closed month `name`, in the kinds of line it changes.
+
+    Both what later months carry already and what the next one to close will.
+    """
+    found = [
+        *adjustment_lines(session, [name]),
+        *(line for line in pending(session) if line.adjusts == name),
+    ]
+    return [replace(line, kind=kind) for line in found if (kind := late_kind(line, LATE_NODE_TIME))]
 
 
 def late_records(session: Session, name: str, *, limit: int = 1_000) -> list[LateRecord]:
@@ -119,23 +154,38 @@ def correct(
     return row.id
 
 
-def _of_late_use(session: Session, closed: ClosedMonth, settled: list[SpendLine]) -> list[SpendLine]:
+def _of_late(
+    session: Session, closed: ClosedMonth, settled: list[SpendLine], before: Basics, after: Basics
+) -> tuple[list[SpendLine], Decimal]:
+    """Return the lines by which `closed` differs from what is known now, and late unpriced node-hours."""
     known = _accounted(stored_lines(session, closed.name), settled)
-    if not _has_late_use(session, closed, known.values()):
-        return []
-    kept = session.execute(
-        select(MonthCloseRow.basis).where(MonthCloseRow.month == closed.name)
-    ).scalar_one()
-    base = Basics.of_json(kept)
-    now = base.spend(
-        closed.month, month_inputs.use(session, closed.month, base.rule), is_estimated=False
-    ).lines
-    after = {_place(line): _Sum.of(line) for line in now}
+    has_late_use = _has_late_use(session, closed, known.values())
+    if not has_late_use and after is before:
+        return [], ZERO
+    use = month_inputs.use(session, closed.month, before.rule)
+    with_use = known
+    if has_late_use:
+        with_use = _sums(before.spend(closed.month, use, is_estimated=False).lines)
+    lines = _changes(known, with_use, closed.name, LATE_USE)
+    if after is before:
+        return lines, ZERO
+    spend = after.spend(closed.month, use, is_estimated=False)
+    lines += _changes(with_use, _sums(spend.lines), closed.name, LATE_NODE_TIME)
+    return lines, spend.unpriced_node_hours
+
+
+def _sums(lines: Iterable[SpendLine]) -> dict[Place, _Sum]:
+    return {_place(line): _Sum.of(line) for line in lines}
+
+
+def _changes(
+    before: dict[Place, _Sum], after: dict[Place, _Sum], month: str, cause: str
+) -> list[SpendLine]:
     lines: list[SpendLine] = []
-    for place in sorted(known.keys() | after.keys()):
-        change = after.get(place, _Sum()).minus(known.get(place, _Sum()))
+    for place in sorted(before.keys() | after.keys()):
+        change = after.get(place, _Sum()).minus(before.get(place, _Sum()))
         if change != _Sum():
-            lines.append(change.as_line(place, closed.name))
+            lines.append(change.as_line(place, month, cause))
     return lines
 
 
@@ -209,7 +259,7 @@ class _Sum:
         change = self.plus(other, -1)
         return replace(change, node_hours=round(change.node_hours, 6))
 
-    def as_line(self, place: Place, adjusts: str) -> SpendLine:
+    def as_line(self, place: Place, adjusts: str, cause: str) -> SpendLine:
         kind, tenant, tier, model, pool = place
         return SpendLine(
             "adjustment",
@@ -224,19 +274,19 @@ class _Sum:
             self.node_hours,
             self.amount_usd,
             adjusts=adjusts,
-            note=LATE_USE + kind,
+            note=cause + kind,
         )
 
 
 def _accounted(stored: Iterable[SpendLine], settled: Iterable[SpendLine]) -> dict[Place, _Sum]:
-    """Return what the closed month's own lines and their adjustments by late use add up to."""
+    """Return what the closed month's own lines and their adjustments by what came late add up to."""
     sums: dict[Place, _Sum] = defaultdict(_Sum)
     for line in stored:
         if line.kind != "adjustment":
             sums[_place(line)] = sums[_place(line)].plus(_Sum.of(line))
     for line in settled:
-        if line.note.startswith(LATE_USE):
-            place = (line.note.removeprefix(LATE_USE), line.tenant, line.tier, line.model, line.pool)
+        if kind := late_kind(line):
+            place = (kind, line.tenant, line.tier, line.model, line.pool)
             sums[place] = sums[place].plus(_Sum.of(line))
     return sums
 

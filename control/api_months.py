@@ -15,12 +15,13 @@ from typing import Any
 
 from control import adjustments, month_close
 from control.api_calls import Asked, Body, Call
+from control.late_node_time import late_node_time
 from control.month_checks import Check, checklist
 from control.queries_spend import month_spend
 from control.roles import Actor, Role
 from control.tokens import Scope
 from fleet.errors import Unavailable
-from fleet.spend import subtotals
+from fleet.spend import SpendLine, subtotals
 
 call = partial(Call, reads=Scope.SPEND_READ, writes=Scope.MONTHS_WRITE)
 _MONTH = "/api/v1/months/{month}"
@@ -72,7 +73,25 @@ def _month(asked: Asked) -> dict[str, Any]:
         "is_estimated": spend.is_estimated,
         "total_usd": f"{spend.total_usd:.2f}",
         "parts": {kind: f"{usd:.2f}" for (kind,), usd in subtotals(spend.lines, "kind").items()},
+        "adjustments": [_adjustment(line) for line in spend.lines if line.kind == "adjustment"],
+        "late_node_time": [
+            each.as_dict()
+            for each in (late_node_time(asked.session, spend.month.name) if spend.state == "closed" else ())
+        ],
         "checklist": _checks(checklist(asked.session, spend, asked.zone, asked.now)) if is_open else [],
+    }
+
+
+def _adjustment(line: SpendLine) -> dict[str, str]:
+    return {
+        "adjusts": line.adjusts,
+        "tenant": line.tenant,
+        "tier": line.tier,
+        "model": line.model,
+        "pool": line.pool,
+        "node_hours": f"{line.node_hours:.6f}",
+        "amount_usd": f"{line.amount_usd:.2f}",
+        "note": line.note,
     }
 
 

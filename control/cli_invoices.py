@@ -153,7 +153,8 @@ def _show(report: Report, *, days: bool) -> None:
         click.echo(f"  {why}")
     click.echo(
         f"our month is {report.month_usd:,.2f} ({report.zone}); not compared (platform, adjustments) "
-        f"{report.not_compared_usd:,.2f}; hours at the month's ends in two zones {report.edges_usd:,.2f}"
+        f"{report.not_compared_usd:,.2f}; node time that came after the close {report.late_usd:,.2f}; "
+        f"hours at the month's ends in two zones {report.edges_usd:,.2f}"
     )
     for label in report.labels:
         if label.node_class is None:

@@ -15,11 +15,14 @@ import click
 
 from control import adjustments, allocation_rules, month_close
 from control.cli_session import me, transaction
+from control.late_node_time import late_node_time
 from control.month_checks import Check, checklist
+from control.node_life import correct_node_life
 from control.queries_spend import month_spend
 from control.settings import load_settings
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
+from fleet.months import QUARTER
 
 
 def _zone() -> ZoneInfo:
@@ -56,13 +59,25 @@ def show(month: str) -> None:
         checks: Sequence[Check] = ()
         if found.state in ("open", "closing"):
             checks = checklist(session, found, zone, now)
-        late = adjustments.late_records(session, month) if found.state == "closed" else []
+        is_closed = found.state == "closed"
+        late = adjustments.late_records(session, month) if is_closed else []
+        late_time = late_node_time(session, month) if is_closed else []
     click.echo(f"{month} ({found.month.zone}), {found.state}, {found.method}")
     for kind in dict.fromkeys(line.kind for line in found.lines):
         usd = sum(line.amount_usd for line in found.lines if line.kind == kind)
         click.echo(f"  {kind:<12} {usd:>14,.2f} USD")
     click.echo(f"  {'total':<12} {found.total_usd:>14,.2f} USD")
+    for line in found.lines:
+        if line.kind == "adjustment":
+            whose = line.tenant or "nobody"
+            click.echo(f"  of {line.adjusts}, {whose}: {line.amount_usd:,.2f} USD, {line.note}")
     _say(checks)
+    for each in late_time:
+        click.echo(
+            f"late: {each.change_s / 3600:+,.4f} node-hours of {each.node} in {each.pool} "
+            f"({each.price_class}), {each.first:%Y-%m-%d %H:%M}Z to {each.last + QUARTER:%Y-%m-%d %H:%M}Z, "
+            f"received {each.received_at:%Y-%m-%d %H:%M}Z"
+        )
     for record in late:
         click.echo(
             f"late: {record.gateway} {record.spool} {record.seq} of {record.tenant}, "
@@ -152,6 +167,28 @@ def correct(
             now=SystemClock().now(),
         )
     click.echo(f"correction {number} of {month}")
+
+
+@months.command("node-time")
+@click.argument("node")
+@click.option("--up/--down", "was_up", required=True, help="Whether it ran.")
+@click.option("--from", "start", required=True, help="As 2026-12-01T00:15Z; a quarter-hour.")
+@click.option("--to", "end", required=True, help="Not included.")
+@click.option("--reason", required=True, help="What was wrong.")
+def node_time(node: str, was_up: bool, start: str, end: str, reason: str) -> None:
+    """Correct the life of NODE: it ran though nobody saw it, or it did not. Closed months stay closed."""
+    with transaction() as session:
+        changed = correct_node_life(
+            session,
+            node=node,
+            start=_instant(start, "--from"),
+            end=_instant(end, "--to"),
+            was_up=was_up,
+            reason=reason,
+            actor=me(),
+            now=SystemClock().now(),
+        )
+    click.echo(f"{node}: {changed / 3600:+,.4f} node-hours")
 
 
 @months.command()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import func, select
@@ -102,6 +102,13 @@ def stored_lines(session: Session, name: str) -> tuple[SpendLine, ...]:
 def stored_body(session: Session, name: str) -> bytes:
     """Return the bytes of a closed month's canonical file."""
     return session.execute(select(MonthCloseRow.body).where(MonthCloseRow.month == name)).scalar_one()
+
+
+def sealed_with(session: Session, name: str) -> tuple[dict[str, Any], int]:
+    """Return what a closed month was made of, and the version of its seal."""
+    c = MonthCloseRow
+    basis, version = session.execute(select(c.basis, c.seal_version).where(c.month == name)).one()
+    return basis, version
 
 
 def stored_spend(session: Session, found: ClosedMonth) -> MonthSpend:

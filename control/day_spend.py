@@ -7,6 +7,7 @@ that each add days up in their own way.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -14,6 +15,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from sqlalchemy.orm import Session
 
 from control import month_inputs
+from control.adjustments import late_lines
+from control.late_node_time import closed_node_seconds
 from control.prices import in_force, prices
 from control.queries_spend import first_observed, month_spend
 from fleet.day_totals import DayTotals, Slice, day_totals, in_cents, quarter_costs, span_of
@@ -22,13 +25,24 @@ from fleet.months import QUARTER, Month, month_at, month_of
 
 
 def spend_slices(
-    session: Session, start: datetime, end: datetime, *, zone: ZoneInfo, now: datetime
+    session: Session,
+    start: datetime,
+    end: datetime,
+    *,
+    zone: ZoneInfo,
+    now: datetime,
+    has_late: bool = False,
 ) -> list[Slice]:
-    """Return cents by part and quarter-hour of [start, end). `zone` is the declared one: it cuts months."""
+    """Return cents by part and quarter-hour of [start, end). `zone` is the declared one: it cuts months.
+
+    With `has_late`, node time that came after a month was closed stands where it ran, as providers bill it.
+    """
     found: list[Slice] = []
     at = month_at(start, zone)
     while at.start < min(end, now):
-        found += [each for each in _month_slices(session, at, zone, now) if start <= each.at < end]
+        found += [
+            each for each in _month_slices(session, at, zone, now, has_late) if start <= each.at < end
+        ]
         at = month_at(at.end, zone)
     return found
 
@@ -129,9 +143,18 @@ def _date(text: str, field: str) -> date:
         ) from exc
 
 
-def _month_slices(session: Session, month: Month, zone: ZoneInfo, now: datetime) -> list[Slice]:
+def _month_slices(
+    session: Session, month: Month, zone: ZoneInfo, now: datetime, has_late: bool = False
+) -> list[Slice]:
     spend = month_spend(session, month.name, zone=zone, now=now)
-    node_s = month_inputs.node_seconds(session, month)
+    if spend.state != "closed" or has_late:
+        node_s = month_inputs.node_seconds(session, month)
+    else:
+        node_s = closed_node_seconds(session, month)
+    if spend.state == "closed" and has_late:
+        own = [line for line in spend.lines if line.kind != "adjustment"]
+        carried = [line for line in spend.lines if line.kind == "adjustment"]
+        spend = replace(spend, lines=(*own, *late_lines(session, month.name), *carried))
     known = prices(session)
     priced = {(pool, kind, at): in_force(known, kind, pool, at) for pool, kind, at in node_s}
     costs = quarter_costs(node_s, priced, month_inputs.commitments(session), month, now)

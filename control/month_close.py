@@ -1,7 +1,7 @@
 """Closes months: open, closing, closed; whole in one transaction, signed, and never changed again.
 
-While a month is written, tables of use, node time, prices and corrections let nobody write: what was
-committed before is in the month, what comes after is late. Prevents: a record that is in no month or in
+While a month is written, everything it is made of lets nobody write and is read once: what was committed
+before is in the month, what comes after is late. Prevents: a record that is in no month or in
 two, and a close that a crash leaves half done.
 """
 
@@ -20,19 +20,20 @@ from sqlalchemy import delete, insert, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from control import audit, month_inputs
+from control import audit, late_node_time
 from control.closed_months import (
     ClosedMonth,
     closed_month,
     closed_months,
     require_zone,
+    sealed_with,
     stored_body,
     stored_spend,
 )
 from control.exports import is_file_of, spend_csv
 from control.month_checks import Check, checklist
 from control.month_seal import Sealed, key_id, make_key, read_key
-from control.queries_spend import first_observed, month_spend, months_with_data
+from control.queries_spend import OpenMonth, first_observed, months_with_data, open_month
 from control.roles import Actor, Permission, require
 from control.tables import MonthCloseRow, MonthClosingRow, MonthLineRow, UsageCursorRow
 from fleet.errors import Conflict, InvalidInput
@@ -49,6 +50,7 @@ LOCKED = (
     "month_correction",
     "commitment",
     "allocation_rule",
+    "pool",
     "month_close",
 )
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -121,7 +123,7 @@ def start_closing(
     Joins the caller's transaction. Raises Conflict for a month that is closed or not recorded; Forbidden.
     """
     require(actor, Permission.CLOSE_MONTHS)
-    spend = _closable(session, name, zone, now)
+    spend = _closable(session, name, zone, now).spend
     if session.get(MonthClosingRow, name) is None:
         session.add(MonthClosingRow(month=name, started_at=now, started_by=actor.name))
         audit.append(session, actor, "month.closing", f"month {name}", "", {}, now)
@@ -158,22 +160,24 @@ def close_month(
     if len(note) > 300:
         raise InvalidInput("the note is longer than 300 characters", hint="Shorten it", field="note")
     _lock(session)
-    spend = _closable(session, name, zone, now)
+    found = _closable(session, name, zone, now)
+    spend = found.spend
     if spend.state != "closing":
         raise Conflict(
             f"{name} is {spend.state}", hint="Begin with `rhodeck months close`; see its checklist"
         )
     checks = checklist(session, spend, zone, now)
     _require_met(name, checks, accept=accept)
-    base = month_inputs.basics(session, spend.month, now)
+    basis = found.basics.as_json()
+    basis[late_node_time.CARRIED] = {month: base.as_json() for month, base in found.carried.items()}
     sealed = replace(spend, state="closed", is_estimated=False)
-    _write(session, sealed, checks, base.as_json(), make_key(key_file), actor, now, note)
+    _write(session, sealed, checks, basis, make_key(key_file), actor, now, note)
     detail = {"total_usd": str(spend.total_usd), "accepted": [c.name for c in checks if not c.is_met]}
     audit.append(session, actor, "month.close", f"month {name}", note, detail, now)
-    found = closed_month(session, name)
-    if found is None:  # it was written above
+    closed = closed_month(session, name)
+    if closed is None:  # it was written above
         raise Conflict(f"{name} was not closed", hint="Try again", retryable=True)
-    return found
+    return closed
 
 
 def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
@@ -185,7 +189,8 @@ def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
     sha256 = hashlib.sha256(body).hexdigest()
     signed: bool | None = None
     if key_file is not None and key_file.exists():
-        seal = Sealed(name, found.month.zone, found.rows, found.total_usd, sha256)
+        basis, version = sealed_with(session, name)
+        seal = Sealed(name, found.month.zone, found.rows, found.total_usd, sha256, basis, version)
         signed = seal.holds(read_key(key_file), found.signature)
     return Verified(
         month=name,
@@ -200,16 +205,17 @@ def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
     )
 
 
-def _closable(session: Session, name: str, zone: ZoneInfo, now: datetime) -> MonthSpend:
-    spend = month_spend(session, name, zone=zone, now=now)
-    if spend.state == "closed":
+def _closable(session: Session, name: str, zone: ZoneInfo, now: datetime) -> OpenMonth:
+    require_zone(session, zone)
+    if closed_month(session, name) is not None:
         raise Conflict(f"{name} is closed", hint="What comes late is adjusted in the next month")
-    if spend.state == "not recorded" or first_observed(session) is None:
+    found = open_month(session, name, zone=zone, now=now)
+    if found.spend.state == "not recorded" or first_observed(session) is None:
         raise Conflict(
             f"{name} is not recorded: no node was observed up by its end",
             hint="Months begin to count when the first node answers",
         )
-    return spend
+    return found
 
 
 def _lock(session: Session) -> None:
@@ -248,7 +254,7 @@ def _write(
 ) -> None:
     export = spend_csv(spend, now)
     month = spend.month
-    seal = Sealed(month.name, month.zone, export.rows, spend.total_usd, export.sha256)
+    seal = Sealed(month.name, month.zone, export.rows, spend.total_usd, export.sha256, basis)
     closed = closed_months(session)
     row = MonthCloseRow(
         month=month.name,
@@ -266,11 +272,15 @@ def _write(
         key_id=key_id(key),
         body=export.body,
         basis=basis,
-        watermark={"usage": _cursors(session)},
+        watermark={
+            "usage": _cursors(session),
+            late_node_time.CARRIED: late_node_time.newest_change(session),
+        },
         checklist={c.name: {"met": c.is_met, "blocking": c.is_blocking, "found": c.found} for c in checks},
         closed_at=now,
         closed_by=actor.name,
         note=note,
+        seal_version=seal.version,
     )
     session.add(row)
     session.flush()

@@ -84,7 +84,7 @@ class Basics:
 
 def basics(session: Session, month: Month, now: datetime) -> Basics:
     """Return node time, charges, slots and rule of `month` as the books have them now."""
-    node_time, charges = _costs(session, month, now)
+    node_time, charges = costs(session, month, now)
     slots = {pool: slots for pool, slots in session.execute(select(PoolRow.name, PoolRow.max_num_seqs))}
     return Basics(tuple(node_time), tuple(charges), slots, rule_of(session, month.name))
 
@@ -163,6 +163,21 @@ def node_seconds(session: Session, month: Month) -> dict[tuple[str, str, datetim
     return {(pool, price_class, quarter): up_s for pool, price_class, quarter, up_s in rows}
 
 
+def costs(session: Session, month: Month, now: datetime) -> tuple[list[NodeTime], list[Charge]]:
+    """Return priced node time and charges of `month` up to `now` as the books have them now."""
+    known = prices(session)
+    reserved: dict[tuple[str, datetime], Decimal] = {}
+    others: dict[tuple[str, str, datetime], Decimal] = {}
+    for (pool, price_class, quarter), up_s in node_seconds(session, month).items():
+        if price_class == "reserved":
+            reserved[pool, quarter] = up_s
+        else:
+            others[pool, price_class, quarter] = up_s
+    settled = settle(commitments(session), reserved, month, now)
+    others |= {(pool, "reserved", quarter): up_s for (pool, quarter), up_s in settled.left.items()}
+    return [*settled.used, *_priced(known, others)], list(settled.charges)
+
+
 def _kv_token_s(session: Session, month: Month) -> dict[Key, Decimal]:
     """Return KV-token-seconds: each request held its prompt all the time and half its answer on average."""
     u = UsageRecordRow
@@ -175,20 +190,6 @@ def _kv_token_s(session: Session, month: Month) -> dict[Key, Decimal]:
         .group_by(u.tenant, u.tier, u.model, u.pool)
     )
     return {(tenant, tier, model, pool): held for tenant, tier, model, pool, held in rows}
-
-
-def _costs(session: Session, month: Month, now: datetime) -> tuple[list[NodeTime], list[Charge]]:
-    known = prices(session)
-    reserved: dict[tuple[str, datetime], Decimal] = {}
-    others: dict[tuple[str, str, datetime], Decimal] = {}
-    for (pool, price_class, quarter), up_s in node_seconds(session, month).items():
-        if price_class == "reserved":
-            reserved[pool, quarter] = up_s
-        else:
-            others[pool, price_class, quarter] = up_s
-    settled = settle(commitments(session), reserved, month, now)
-    others |= {(pool, "reserved", quarter): up_s for (pool, quarter), up_s in settled.left.items()}
-    return [*settled.used, *_priced(known, others)], list(settled.charges)
 
 
 def _priced(known: Sequence[Price], seconds: dict[tuple[str, str, datetime], Decimal]) -> list[NodeTime]:

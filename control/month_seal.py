@@ -1,8 +1,9 @@
 """Checksum and signature of a closed month. The key is a file, never in the database.
 
-SHA-256 over the canonical file; HMAC-SHA256 over month, zone, rows, total and that checksum. Whoever can
-write to the database but not read the key file cannot make a month that verifies. Prevents: a closed month
-that was rewritten in the database, triggers and all, unseen.
+SHA-256 over the canonical file; HMAC-SHA256 over month, zone, rows, total, that checksum and, from version
+2 on, what the lines were made of and later adjustments are made from. Months sealed before are version 1
+and still verify. Whoever can write to the database but not read the key file cannot make a month that
+verifies. Prevents: a closed month that was rewritten in the database, triggers and all, unseen.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from fleet.errors import Unavailable
-from fleet.policy import canonical_json
+from fleet.policy import canonical_json, digest_of
 
 KEY_BYTES = 32
+VERSION = 2  # of the seals made now
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +35,23 @@ class Sealed:
     rows: int
     total_usd: Decimal
     sha256: str
+    basis: Mapping[str, Any]
+    version: int = VERSION
 
     def signed_by(self, key: bytes) -> str:
-        """Return the HMAC-SHA256 over all fields, hex. Source: RFC 2104."""
-        said = {
+        """Return the HMAC-SHA256 over all fields of the version, hex. Source: RFC 2104."""
+        said: dict[str, Any] = {
             "month": self.month,
             "zone": self.zone,
             "rows": self.rows,
             "total_usd": f"{self.total_usd:.2f}",
             "sha256": self.sha256,
         }
+        if self.version >= 2:
+            said |= {
+                "version": self.version,
+                "basis_sha256": digest_of(self.basis),
+            }
         return hmac.new(key, canonical_json(said), hashlib.sha256).hexdigest()
 
     def holds(self, key: bytes, signature: str) -> bool:

@@ -6,7 +6,7 @@ totals by day, tenant and month that disagree because they were computed apart: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -18,9 +18,10 @@ from sqlalchemy.orm import Session
 from control import adjustments, month_inputs
 from control.closed_months import ClosedMonth, closed_months, require_zone, stored_body, stored_spend
 from control.exports import Export, closed_csv, spend_csv
+from control.month_inputs import Basics
 from control.tables import MonthClosingRow, NodeQuarterRow
 from fleet.months import Month, month_at, month_of
-from fleet.spend import MonthSpend, MonthState, SpendLine, subtotals
+from fleet.spend import MonthSpend, MonthState, subtotals
 
 SETTLED_AFTER = timedelta(hours=1)  # gateways deliver usage within seconds; later data is rare
 
@@ -33,6 +34,15 @@ class MonthName:
     is_current: bool
 
 
+@dataclass(frozen=True, slots=True)
+class OpenMonth:
+    """A month that is not closed, with what its lines were made of: read once."""
+
+    spend: MonthSpend
+    basics: Basics
+    carried: Mapping[str, Basics]  # closed months whose late node time the adjustments account for
+
+
 def month_spend(session: Session, name: str, *, zone: ZoneInfo, now: datetime) -> MonthSpend:
     """Return the spend of month `name` ("2026-11") in `zone`; of a closed month what was closed.
 
@@ -40,15 +50,24 @@ def month_spend(session: Session, name: str, *, zone: ZoneInfo, now: datetime) -
     Conflict if a month was closed in another zone.
     """
     require_zone(session, zone)
-    month = month_of(name, zone)
-    closed = closed_months(session)
-    for found in closed:
+    month_of(name, zone)
+    for found in closed_months(session):
         if found.name == name:
             return stored_spend(session, found)
-    spend = _open_spend(session, month, now)
+    return open_month(session, name, zone=zone, now=now).spend
+
+
+def open_month(session: Session, name: str, *, zone: ZoneInfo, now: datetime) -> OpenMonth:
+    """Return month `name`, which is not closed, with what it is made of. Raises as `month_spend`."""
+    month = month_of(name, zone)
+    closed = closed_months(session)
+    base = month_inputs.basics(session, month, now)
+    spend = _spend(session, month, base, now)
+    carried: Mapping[str, Basics] = {}
     if closed and next_month(closed[0], zone).name == name:
-        spend = with_adjustments(spend, adjustments.pending(session))
-    return replace(spend, state=_state(session, month, now))
+        late = adjustments.to_carry(session)
+        spend, carried = with_adjustments(spend, late), late.carried
+    return OpenMonth(replace(spend, state=_state(session, month, now)), base, carried)
 
 
 def month_file(session: Session, name: str, *, zone: ZoneInfo, now: datetime) -> Export:
@@ -67,10 +86,14 @@ def next_month(closed: ClosedMonth, zone: ZoneInfo) -> Month:
     return month_at(closed.month.end, zone)
 
 
-def with_adjustments(spend: MonthSpend, lines: Sequence[SpendLine]) -> MonthSpend:
-    """Return `spend` with adjustment lines after its own."""
-    total = spend.total_usd + sum((line.amount_usd for line in lines), Decimal("0.00"))
-    return replace(spend, lines=(*spend.lines, *lines), total_usd=total)
+def with_adjustments(spend: MonthSpend, late: adjustments.Pending) -> MonthSpend:
+    """Return `spend` with adjustment lines after its own, and late node time that has no price yet."""
+    return replace(
+        spend,
+        lines=(*spend.lines, *late.lines),
+        total_usd=spend.total_usd + sum((line.amount_usd for line in late.lines), Decimal("0.00")),
+        unpriced_node_hours=spend.unpriced_node_hours + late.unpriced_node_hours,
+    )
 
 
 def first_observed(session: Session) -> datetime | None:
@@ -95,12 +118,12 @@ def spend_by_tenant(session: Session, now: datetime, *, zone: ZoneInfo) -> Mappi
 
     Without adjustments of earlier months: a budget is for this month's use.
     """
-    spend = _open_spend(session, month_at(now, zone), now)
+    month = month_at(now, zone)
+    spend = _spend(session, month, month_inputs.basics(session, month, now), now)
     return {tenant: amount for (tenant,), amount in subtotals(spend.lines, "tenant").items() if tenant}
 
 
-def _open_spend(session: Session, month: Month, now: datetime) -> MonthSpend:
-    base = month_inputs.basics(session, month, now)
+def _spend(session: Session, month: Month, base: Basics, now: datetime) -> MonthSpend:
     use = month_inputs.use(session, month, base.rule)
     return base.spend(month, use, is_estimated=now < month.end + SETTLED_AFTER)
 

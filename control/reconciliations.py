@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from sqlalchemy.orm import Session
 
+from control.adjustments import late_lines
 from control.day_spend import spend_slices, zone_named
 from control.invoices import Invoice, invoices, lines_of, saved_mapping
 from control.queries_spend import month_spend
@@ -42,7 +43,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A month reconciled. month - not compared + edges = our side of the comparison."""
+    """A month reconciled. month - not compared + late + edges = our side of the comparison."""
 
     invoices: tuple[Invoice, ...]
     found: Reconciliation
@@ -50,6 +51,7 @@ class Report:
     zone: str  # the declared one
     month_usd: Decimal  # the month's total as everywhere else
     not_compared_usd: Decimal  # platform overhead and adjustments: on no provider's invoice
+    late_usd: Decimal  # node time that came after the month was closed; a later month carries it
     edges_usd: Decimal  # hours between the month's ends in the invoice's zone and in the declared one
     is_estimated: bool
 
@@ -70,11 +72,12 @@ def reconciliation(session: Session, name: str, *, zone: ZoneInfo, now: datetime
     cut = zone_named(zones.pop()) if len(zones) == 1 else zone
     month = month_of(name, cut)
     lines, labels = _lines(session, kept, keep_days=not zones)
-    slices = spend_slices(session, month.start, month.end, zone=zone, now=now)
+    slices = spend_slices(session, month.start, month.end, zone=zone, now=now, has_late=True)
     ours = _our_time(slices, month, cut)
     spend = month_spend(session, name, zone=zone, now=now)
     left_out = _left_out(spend)
     compared = sum((item.usd for item in ours), NO_USD)
+    late = _late(session, spend)
     return Report(
         tuple(kept),
         reconcile(month, ours, lines),
@@ -82,7 +85,8 @@ def reconciliation(session: Session, name: str, *, zone: ZoneInfo, now: datetime
         zone.key,
         spend.total_usd,
         left_out,
-        compared - (spend.total_usd - left_out),
+        late,
+        compared - late - (spend.total_usd - left_out),
         spend.is_estimated,
     )
 
@@ -140,6 +144,13 @@ def _left_out(spend: MonthSpend) -> Decimal:
     return sum((kinds.get((kind,), NO_USD) for kind in ("overhead", "adjustment")), NO_USD)
 
 
+def _late(session: Session, spend: MonthSpend) -> Decimal:
+    if spend.state != "closed":
+        return NO_USD
+    lines = late_lines(session, spend.month.name)
+    return sum((line.amount_usd for line in lines if line.kind != "overhead"), NO_USD)
+
+
 def as_json(report: Report) -> dict[str, Any]:
     """Return a report for JSON; amounts as text."""
     found = report.found
@@ -170,6 +181,7 @@ def as_json(report: Report) -> dict[str, Any]:
         ],
         "month_usd": f"{report.month_usd:.2f}",
         "not_compared_usd": f"{report.not_compared_usd:.2f}",
+        "late_node_time_usd": f"{report.late_usd:.2f}",
         "edges_usd": f"{report.edges_usd:.2f}",
         "total": _sums(found.total()),
         "by_class": by_class,

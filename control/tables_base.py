@@ -32,6 +32,7 @@ APPEND_ONLY = (
     "usage_record",
     "price",
     "month_close",
+    "late_node_time",
     "month_line",
     "month_correction",
     "commitment",

@@ -11,6 +11,7 @@ from typing import Any
 
 from control import adjustments, month_close
 from control.adjustments import LateRecord
+from control.late_node_time import LateNodeTime, late_node_time
 from control.month_checks import Check, checklist
 from control.month_close import MonthView, Verified
 from control.queries_cost_rules import CommitmentView, RuleView, commitment_views, rule_views
@@ -29,6 +30,7 @@ class MonthBook:
     checks: tuple[Check, ...]  # while it is open or closing
     verified: Verified | None  # once it is closed
     late: tuple[LateRecord, ...]
+    late_time: tuple[LateNodeTime, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,10 @@ def _month_book(session: Any, of: Deps, now: datetime, month: str) -> MonthBook:
     spend = month_spend(session, month, zone=of.zone, now=now)
     if spend.state == "closed":
         verified = month_close.verify(session, month, key_file=of.settings.finance_key)
-        return MonthBook(spend, (), verified, tuple(adjustments.late_records(session, month)))
+        late = tuple(adjustments.late_records(session, month))
+        return MonthBook(spend, (), verified, late, tuple(late_node_time(session, month)))
     checks = () if spend.state == "not recorded" else checklist(session, spend, of.zone, now)
-    return MonthBook(spend, checks, None, ())
+    return MonthBook(spend, checks, None, (), ())
 
 
 def _cost_rules(session: Any, _of: Deps, _now: datetime) -> CostRules:

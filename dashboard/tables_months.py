@@ -31,7 +31,8 @@ ADJUSTMENTS: dict[str, Any] = {
     "month": column.TextColumn("Adjusts"),
     "tenant": column.TextColumn("Tenant"),
     "why": column.TextColumn("Why", width=220),
-    "requests": column.NumberColumn("Requests", format="localized"),
+    "requests": column.NumberColumn("Requests", format="localized", width=80),
+    "hours": column.TextColumn("Node-hours", alignment="right", width=90),
     "usd": _USD,
 }
 RULES: dict[str, Any] = {

@@ -6,9 +6,11 @@ Money is Decimal USD. Prevents: a running month that looks final, and a closed o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from control.adjustments import LateRecord
+from control.late_node_time import LateNodeTime
 from control.month_checks import Check
 from control.month_close import MonthView, Verified
 from control.queries_cost_rules import CommitmentView, RuleView
@@ -148,6 +150,7 @@ def adjustment_rows(spend: MonthSpend) -> dict[str, list[Any]]:
         "tenant": [line.tenant or "nobody's" for line in lines],
         "why": [line.note for line in lines],
         "requests": [line.requests for line in lines],
+        "hours": [f"{line.node_hours:,.2f}" if line.node_hours else None for line in lines],
         "usd": [words.cents(line.amount_usd) for line in lines],
     }
 
@@ -162,12 +165,19 @@ def verified_text(found: Verified) -> tuple[words.Tone, str]:
     return "good", "File, lines and signature hold"
 
 
-def late_text(late: Sequence[LateRecord], zone: Zone) -> str:
+def late_text(late: Sequence[LateRecord], late_time: Sequence[LateNodeTime], zone: Zone) -> str:
     """Return what came after the close."""
-    if not late:
-        return "No use came late."
-    newest = late[-1].received_at
-    return (
-        f"{words.plural(len(late), 'usage record')} came late, the newest {zone.stamp(newest)}; "
-        "the next month carries the adjustment."
-    )
+    if not late and not late_time:
+        return "Neither use nor node time came late."
+    parts: list[str] = []
+    if late:
+        newest = late[-1].received_at
+        parts.append(
+            f"{words.plural(len(late), 'usage record')} came late, the newest {zone.stamp(newest)}"
+        )
+    if late_time:
+        hours = sum((each.change_s for each in late_time), Decimal(0)) / 3600
+        nodes = ", ".join(dict.fromkeys(each.node for each in late_time[:3]))
+        more = f" and {len(late_time) - 3} more" if len(late_time) > 3 else ""
+        parts.append(f"{hours:+,.2f} node-hours came late, of {nodes}{more}")
+    return words.plain("; ".join(parts) + "; a later month carries the adjustment.")

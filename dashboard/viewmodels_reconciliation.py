@@ -172,6 +172,10 @@ def bridge_text(report: Report) -> str:
         parts.append(
             f"platform overhead and adjustments, {words.cents(report.not_compared_usd)}, are on no invoice"
         )
+    if report.late_usd:
+        parts.append(
+            f"{_signed(report.late_usd)} are node time that came after its close and stand in a later month"
+        )
     if report.edges_usd:
         parts.append(
             f"{_signed(report.edges_usd)} are hours between the month's ends in {month.zone} and "

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from fleet.focus_columns import FocusVersion, columns
 from fleet.months import Month, month_of
-from fleet.spend import LATE_USE, LineKind, MonthSpend, SpendLine
+from fleet.spend import LineKind, MonthSpend, SpendLine, late_kind
 
 Value = str | int | Decimal | datetime | None
 Row = dict[str, Value]
@@ -154,10 +154,7 @@ def _charge(spend: MonthSpend, line: SpendLine) -> Row:
 
 def _kind_of(line: SpendLine) -> LineKind:
     """Return the kind of line an adjustment changes; a correction somebody entered stays an adjustment."""
-    for kind in _KINDS:
-        if line.kind == "adjustment" and line.note == LATE_USE + kind:
-            return kind
-    return line.kind
+    return late_kind(line) or line.kind
 
 
 def _who(spend: MonthSpend, line: SpendLine) -> Row:

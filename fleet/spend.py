@@ -10,17 +10,19 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Decimal
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from fleet.months import Month
 
 CENT = Decimal("0.01")
 SECONDS_PER_HOUR = Decimal(3600)
-#: Begins the note of an adjustment by late use; the kind of line it changes follows.
+#: Begin the note of an adjustment by late use or late node time; the kind of line it changes follows.
 LATE_USE = "late use: "
+LATE_NODE_TIME = "late node time: "
 
 Key = TypeVar("Key", bound=Hashable)
 LineKind = Literal["usage", "idle", "burst", "commitment", "overhead", "adjustment"]
+LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)
 MonthState = Literal["not recorded", "open", "closing", "closed"]
 
 
@@ -75,7 +77,18 @@ class SpendLine:
     node_hours: Decimal  # part of the pool's node-hours, unrounded
     amount_usd: Decimal  # whole cents; negative only in adjustments
     adjusts: str = ""  # the closed month an adjustment is for
-    note: str = ""  # of an adjustment: LATE_USE and the kind of line it changes, or why it was entered
+    note: str = (
+        ""  # of an adjustment: what came late and the kind of line it changes, or why it was entered
+    )
+
+
+def late_kind(line: SpendLine, *causes: str) -> LineKind | None:
+    """Return the kind of line an adjustment by one of `causes` changes (by default any), else None."""
+    for cause in causes or (LATE_USE, LATE_NODE_TIME):
+        if line.kind == "adjustment" and line.note.startswith(cause):
+            kind = line.note.removeprefix(cause)
+            return next((known for known in LINE_KINDS if known == kind), None)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

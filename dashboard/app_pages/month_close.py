@@ -30,7 +30,9 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
     components.cards(vm.cards(book.spend, book.checks))
     if book.verified is not None:
         components.verdict(*vm.verified_text(book.verified))
-        st.caption(f"sha256 `{book.verified.sha256}`. {vm.late_text(book.late, chosen.zone)}")
+        st.caption(
+            f"sha256 `{book.verified.sha256}`. {vm.late_text(book.late, book.late_time, chosen.zone)}"
+        )
         st.link_button("Download the closed file", viewmodels_spend.export_path(month))
     left, right = components.two()
     with left:

@@ -130,7 +130,8 @@ def test_the_table_of_days_ends_with_their_sum() -> None:
 def invoice(*lines: InvoiceLine) -> Report:
     ours = [OurTime(date(2026, 3, 1), "on_demand", "a", Decimal(24), Decimal("672.00"))]
     month = month_of("2026-03", ZoneInfo("UTC"))
-    return Report((), reconcile(month, ours, lines), (), "UTC", Decimal(672), Decimal(0), Decimal(0), False)
+    found, none = reconcile(month, ours, lines), Decimal(0)
+    return Report((), found, (), "UTC", Decimal(672), none, none, none, False)
 
 
 def line(usd: str, hours: str | None = "24", node_class: str | None = "on_demand") -> InvoiceLine:
