@@ -36,6 +36,8 @@ class Attempts:
         """
         avoid: tuple[str, ...] = ()
         had = dict[str, NodeFailed]()  # by node that received it: how that ended
+        if (counts := self._state.prompt_counts) is not None:
+            passage.counted(await counts.tokens(passage.call), counts.basis)
         for attempt in range(self._state.settings.retries + 1):
             passage.waiting()
             asked = self._request(passage, avoid)
@@ -81,7 +83,7 @@ class Attempts:
             tier=passage.caller.tier,
             model=call.model,
             endpoint=call.endpoint,
-            prompt_tokens=state.estimator.tokens(call.model, call.prompt),
+            prompt_tokens=passage.prompt_tokens(),
             max_tokens=call.max_tokens,
             choices=call.choices,
             prefix_key=call.prefix_key() if state.has_prefix_affinity else None,

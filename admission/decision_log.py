@@ -43,6 +43,7 @@ class Entry:
     max_tokens: int | None
     choices: int
     prompt_tokens: int = 0
+    prompt_basis: str = ""  # who counted it; "": estimated
     ticket: Ticket | None = None
     left_queue_s: float | None = None
     attempts: list[Attempt] = field(default_factory=list[Attempt])
@@ -101,6 +102,7 @@ class Entry:
             prompt_tokens=self.prompt_tokens,
             prompt_bytes=self.prompt_bytes,
             bytes_per_token=self.bytes_per_token,
+            prompt_basis=self.prompt_basis,
             output_tokens=None if ticket is None else ticket.output_tokens,
             output_basis="" if ticket is None else ticket.output_basis,
             max_tokens=self.max_tokens,

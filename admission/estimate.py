@@ -24,6 +24,9 @@ class PromptEstimator:
         self._pace: dict[
             str, tuple[float, float]
         ] = {}  # model: seconds in the engine, output tokens; decayed
+        self._missed: dict[
+            str, tuple[float, float]
+        ] = {}  # model: sum of |estimate - count|, of counts; decayed
 
     def bytes_per_token(self, model: str) -> float:
         """Return the current ratio, > 0."""
@@ -43,8 +46,22 @@ class PromptEstimator:
             return
         if model not in self._seen and len(self._seen) >= _MODELS:
             return
+        missed, counted = self._missed.get(model, (0.0, 0.0))
+        missed = missed * _KEPT + abs(self.tokens(model, prompt) - prompt_tokens)
+        self._missed[model] = (missed, counted * _KEPT + prompt_tokens)
         seen_bytes, seen_tokens = self._seen.get(model, (0.0, 0.0))
         self._seen[model] = (seen_bytes * _KEPT + prompt.text_bytes, seen_tokens * _KEPT + text_tokens)
+
+    def learned(self) -> dict[str, tuple[float, float]]:
+        """Return by model its bytes a token, and the estimate's error before each count was known.
+
+        The error is a ratio >= 0: the sum of absolute differences by the sum of counts, over about the last
+        thousand prompts. Models whose engines counted nothing yet are absent.
+        """
+        return {
+            model: (self.bytes_per_token(model), missed / counted)
+            for model, (missed, counted) in self._missed.items()
+        }
 
     def learn_pace(self, model: str, output_tokens: int, engine_s: float) -> None:
         """Take in how long a finished request took in the engine."""

@@ -56,6 +56,7 @@ class Passage:
         self._last_lease: Lease | None = None
         self._reached_engine = False
         self._queued_s: float | None = None
+        self._counted_tokens: int | None = None
         self._is_queued = False
         self._booked_tokens = 0
         self.would_refuse: tuple[Limiter, ...] = ()
@@ -87,6 +88,17 @@ class Passage:
             call.max_tokens,
             call.choices,
         )
+
+    def counted(self, prompt_tokens: int | None, basis: str) -> None:
+        """Take an exact count of the prompt; None: the estimate holds."""
+        self._counted_tokens = prompt_tokens
+        self.entry.prompt_basis = "" if prompt_tokens is None else basis
+
+    def prompt_tokens(self) -> int:
+        """Return what the prompt is taken to be."""
+        if self._counted_tokens is not None:
+            return self._counted_tokens
+        return self._ledger.estimator.tokens(self.call.model, self.call.prompt)
 
     def waiting(self) -> None:
         """Note that the gate has it and has not decided yet."""

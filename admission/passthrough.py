@@ -22,6 +22,7 @@ from admission.nodes import NodeBook
 from admission.state import GatewayState
 from admission.upstream import NodeFailed, Upstream
 from fleet.errors import InvalidInput, NotFound
+from fleet.messages import Assignment
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
@@ -99,7 +100,7 @@ class Passthrough:
 
     async def _pass(self, target: str, model: str, raw: bytes) -> Answer:
         """Ask a node; another one when it fails. The calls change nothing, so twice is no harm."""
-        urls = self._addresses(model)
+        urls = open_addresses(self._state.assignment, self._nodes, model)
         if not urls:
             return outcome_answer(Outcome.NO_NODES, f"No node of {model[:100]!r} is open.")
         first = next(self._turns)
@@ -124,17 +125,6 @@ class Passthrough:
         finally:
             exchange.close()
 
-    def _addresses(self, model: str) -> list[str]:
-        """Return the addresses of the open nodes that serve a model."""
-        assignment = self._state.assignment
-        conditions = self._nodes.conditions({})
-        listed = () if assignment is None else assignment.nodes
-        return [
-            node.base_url.rstrip("/")
-            for node in listed
-            if model in node.models and conditions.get(node.name) == ""
-        ]
-
     def families(self) -> list[Family]:
         """Return the calls counted, for the metrics page."""
         return [
@@ -146,3 +136,13 @@ class Passthrough:
                 "counter",
             )
         ]
+
+
+def open_addresses(assignment: Assignment | None, nodes: NodeBook, model: str) -> list[str]:
+    """Return the addresses of the open nodes that serve a model."""
+    conditions = nodes.conditions({})
+    return [
+        node.base_url.rstrip("/")
+        for node in (() if assignment is None else assignment.nodes)
+        if model in node.models and conditions.get(node.name) == ""
+    ]

@@ -21,6 +21,7 @@ from admission.decision_log import DecisionLog
 from admission.doors import BACKLOG, Acceptor, Doors
 from admission.durable import lock_folder
 from admission.engine_link import EngineLink
+from admission.engine_tokenizer import prompt_counts
 from admission.exact_quota import ExactQuotas
 from admission.levels import LevelKeeper
 from admission.metrics import GatewayMetrics
@@ -104,6 +105,7 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
         nodes = NodeBook(settings, clock, upstream, observe)
         state.on_change.append(nodes.retarget)
         passed = Passthrough(state, nodes, upstream)
+        state.prompt_counts = prompt_counts(state, nodes, upstream)
         proxy = Proxy(state, EngineLink(state, nodes, upstream), passed)
         app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag, doors.admin_port)
         _load_last_good(state)
@@ -115,6 +117,8 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
             for helper in helpers:
                 helper.cancel()
         await nodes.close()
+        if state.prompt_counts is not None:
+            await state.prompt_counts.close()
         state.room.close()
     levels.save()
     state.spool.close()

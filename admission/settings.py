@@ -112,6 +112,12 @@ class Settings(BaseSettings):
     """Longest time a request waits for the quota store; then leases decide."""
     quota_store_prefix: _Name = "rhodeck"
     """What the store's keys begin with: the same at all gateways of a fleet, another for each fleet."""
+    tokenizers_dir: Path | None = None
+    """Folder of <model>/tokenizer.json files: prompts of these models are counted, not estimated."""
+    tokenize_by_engine: bool = False
+    """Count prompts by the engines' own /tokenize; one more call to a node for each new prompt."""
+    tokenizer_budget_s: Annotated[float, Field(ge=0.001, le=1, allow_inf_nan=False)] = 0.02
+    """Longest time a request waits for its prompt to be counted; then the estimate holds."""
 
 
 #: Settings that come from files and variables only.
@@ -153,6 +159,12 @@ def _check(settings: Settings) -> None:
                 hint="Give --admin-token-file, or listen on 127.0.0.1",
             )
     _check_ports(settings)
+    if settings.tokenizers_dir is not None and settings.tokenize_by_engine:
+        raise InvalidInput(
+            "prompts are counted by files or by the engines, not both",
+            field="--tokenize-by-engine",
+            hint="Give one of --tokenizers-dir and --tokenize-by-engine",
+        )
     if settings.quota_store_url is not None:
         address_of(settings.quota_store_url.get_secret_value())
     if settings.poll_interval_s + settings.poll_timeout_s > MAX_STATE_AGE_S:

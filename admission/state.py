@@ -14,6 +14,7 @@ from admission.estimate import PromptEstimator
 from admission.identity import KeyRing
 from admission.metrics import GatewayMetrics
 from admission.passage import Ledger
+from admission.prompt_counts import PromptCounts
 from admission.quota_lease import QuotaLeases
 from admission.repeats import RepeatWatch
 from admission.running_journal import RunningJournal
@@ -42,6 +43,7 @@ class GatewayState:
     decisions: DecisionLog
     quotas: QuotaLeases
     estimator: PromptEstimator = field(default_factory=PromptEstimator)
+    prompt_counts: PromptCounts | None = None  # where a tokenizer is configured
     repeats: RepeatWatch = field(default_factory=RepeatWatch)
     assignment: Assignment | None = None
     digest: str | None = None

@@ -24,6 +24,7 @@ class Estimate(_Part):
     prompt_tokens: int
     prompt_bytes: int  # of text; 0 where token ids were given
     bytes_per_token: float
+    prompt_basis: Words = ""  # who counted the prompt; "": it was estimated from its bytes
     output_tokens: int | None = None  # None: refused before that was asked
     output_basis: Words = ""
     max_tokens: int | None = None
@@ -113,6 +114,7 @@ def in_words(decision: Decision) -> list[str]:
 
 def _estimate(one: Estimate) -> str:
     source = f"{one.prompt_bytes} bytes at {one.bytes_per_token:.2f} a token" if one.prompt_bytes else "ids"
+    source = one.prompt_basis or source
     prompt = f"estimate: prompt {one.prompt_tokens} tokens ({source})"
     if one.output_tokens is None:
         return prompt
