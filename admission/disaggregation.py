@@ -140,6 +140,7 @@ class Prefills:
         if target is None:
             raise NodeFailed(Reason.REFUSED, "the node left the fleet")
         passage.sending()
+        passage.is_prefilling = True
         priority = self._state.engine_priority(lease.tier) if target.honours_priority else None
         try:
             answer = await self._ask(target, prefill_body(passage.call, priority), passage)
@@ -147,6 +148,7 @@ class Prefills:
             passage.reached()
             raise
         passage.reached()
+        passage.is_prefilling = False
         self._nodes.request_worked(target.name)
         return None if answer is None else transfer_in(answer)
 

@@ -64,6 +64,7 @@ class Passage:
         self.usage: Usage | None = None
         self.events = 0  # streamed events that reached us: the estimate when the engine does not say
         self.ttft_s: float | None = None
+        self.is_prefilling = False  # at a prefill node, which makes no output
         self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
         self.is_finished = False
         self.outcome: Outcome | None = None
@@ -234,7 +235,7 @@ class Passage:
             return self.usage.prompt_tokens, self.usage.output_tokens
         if used_nothing or lease is None or not self._reached_engine:
             return 0, 0
-        if call.is_stream:
+        if call.is_stream or self.is_prefilling:
             return lease.prompt_tokens, self.events
         return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
 
