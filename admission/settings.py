@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     """Folder of <model>/tokenizer.json files: prompts of these models are counted, not estimated."""
     tokenize_by_engine: bool = False
     """Count prompts by the engines' own /tokenize; one more call to a node for each new prompt."""
-    tokenizer_budget_s: Annotated[float, Field(ge=0.001, le=1, allow_inf_nan=False)] = 0.02
+    tokenizer_budget_s: Annotated[float, Field(ge=0.001, le=10, allow_inf_nan=False)] = 0.02
     """Longest time a request waits for its prompt to be counted; then the estimate holds."""
 
 

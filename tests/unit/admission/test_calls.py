@@ -125,6 +125,22 @@ def test_the_estimate_converges_to_what_engines_count() -> None:
     assert estimator.tokens("other", call.prompt) == 750
 
 
+def test_the_error_of_the_estimate_is_that_before_each_count_was_known() -> None:
+    estimator = PromptEstimator()
+    assert estimator.learned() == {}  # not known is not 0
+    call = parse_call("completions", raw({"model": "m", "prompt": "x" * 8_000}))
+    estimator.learn("m", call.prompt, 4_000)
+    # 2,000 were expected at 4 bytes a token; the prior weighs 2,000 tokens, so (8,000 + 8,000) / 6,000
+    ratio, error = estimator.learned()["m"]
+    assert ratio == pytest.approx(16_000 / 6_000)
+    assert error == pytest.approx(2_000 / 4_000)
+    estimator.learn("m", call.prompt, 4_000)  # now 3,000 were expected
+    assert estimator.learned()["m"][1] == pytest.approx((2_000 + 1_000) / 8_000, rel=0.001)
+    ids = parse_call("completions", raw({"model": "m", "prompt": [1] * 500}))
+    estimator.learn("m", ids.prompt, 500)  # exact: says nothing about the estimate
+    assert estimator.learned()["m"][1] == pytest.approx((2_000 + 1_000) / 8_000, rel=0.001)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "document", "field"),
     [
