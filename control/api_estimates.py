@@ -33,10 +33,11 @@ class StartBody(Body):
     strategy: str
     replications: int = 3
     seed: int = 1
-    slots: int = 36
+    slots: int | None = None  # 36, or the engine's
     squared_cv: float = 0.6
     gate_days: int | None = None  # so many days through the real gate instead
-    kv_tokens: int | None = None  # of a node before the gate
+    kv_tokens: int | None = None  # of a node behind the gate
+    engine: str | None = None  # profile of the engines behind the gate; none: service times are drawn
 
 
 def _compare(asked: Asked) -> dict[str, Any]:
@@ -82,7 +83,13 @@ def _start(asked: Asked) -> dict[str, Any]:
     body: StartBody = asked.body
     ready = read_comparison(body.document, lambda name: stored_traffic(asked.session, name))
     precision = Precision(
-        body.replications, body.seed, body.slots, body.squared_cv, body.gate_days, body.kv_tokens
+        body.replications,
+        body.seed,
+        body.slots,
+        body.squared_cv,
+        body.gate_days,
+        body.kv_tokens,
+        body.engine,
     )
     run = enqueue(asked.session, ready, body.strategy, precision, actor=asked.actor, now=asked.now)
     return _run_json(run_of(asked.session, run))

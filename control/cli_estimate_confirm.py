@@ -13,10 +13,14 @@ from pathlib import Path
 
 import click
 
-from control.cli_estimate_gate import confirm_with_gate, whole_days
+from control.cli_estimate_gate import GateAsked, confirm_with_gate, whole_days
 from control.cli_estimate_run import read_scenario_file
+from control.estimate_runs import USUAL_SLOTS
 from control.estimate_scenarios import Scenario
 from control.finite import FiniteRange
+from control.gate_crew import usual_processes
+from fleet.engine_profile import profile_named
+from fleet.errors import InvalidInput
 from fleet.month_result import MonthResult, as_columns
 from fleet.replications import Spread, spread
 from fleet.simulate import EventRun, ServiceModel, run_events
@@ -36,12 +40,18 @@ _SHOWN = {
 
 @click.command("confirm")
 @click.argument("scenario", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
-@click.option("--replications", type=click.IntRange(1, 100), default=3, show_default=True, help="Months.")
+@click.option(
+    "--replications",
+    type=click.IntRange(1, 100),
+    help="Months, 3 unless said; with --gate other seeds on the first days.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Of the first.")
-@click.option("--slots", type=click.IntRange(1, 100_000), default=36, show_default=True, help="A node's.")
+@click.option("--slots", type=click.IntRange(1, 100_000), help="A node's; 36 unless said, or the engine's.")
 @click.option("--cv2", type=FiniteRange(0, 100), default=0.6, show_default=True, help="Of service.")
 @click.option("--gate", "with_gate", is_flag=True, help="Through the gateway's own gate as well.")
 @click.option("--kv-tokens", type=click.IntRange(1, 10**12), help="KV cache of a node; with --gate.")
+@click.option("--engine", help="Engines of this profile behind the gate; with --gate.")
+@click.option("--processes", type=click.IntRange(1, 64), help="One a core, at most 4; with --gate.")
 @click.option(
     "--days",
     type=FiniteRange(0.01, 62),
@@ -50,25 +60,33 @@ _SHOWN = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def confirm(
     scenario: Path,
-    replications: int,
+    replications: int | None,
     seed: int,
-    slots: int,
+    slots: int | None,
     cv2: float,
     with_gate: bool,
     kv_tokens: int | None,
+    engine: str | None,
+    processes: int | None,
     days: float | None,
     as_json: bool,
 ) -> None:
     """Simulate every request of 720 hours of SCENARIO.json, several times.
 
-    With --gate once, day by day, also through the gate that admits in production.
+    With --gate once, day by day on every core, also through the gate that admits in production.
     """
+    profile = None if engine is None else profile_named(engine)
     ready = read_scenario_file(scenario, days or 7)
+    service = ServiceModel(slots or (USUAL_SLOTS if profile is None else profile.max_num_seqs), cv2)
     if with_gate:
-        confirm_with_gate(ready, ServiceModel(slots, cv2), seed, whole_days(days), kv_tokens, as_json)
+        cores = processes or usual_processes()
+        asked = GateAsked(service, seed, whole_days(days), replications or 1, kv_tokens, profile, cores)
+        confirm_with_gate(ready, asked, as_json)
         return
+    if profile is not None:
+        raise InvalidInput("engines serve only behind the gate", field="--engine", hint="Add --gate")
     fluid = ready.run()
-    found = _replicate(ready, ServiceModel(slots, cv2), range(seed, seed + replications))
+    found = _replicate(ready, service, range(seed, seed + (replications or 3)))
     if not found:
         raise click.Abort
     months = len(found)

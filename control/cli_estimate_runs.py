@@ -29,6 +29,7 @@ from control.estimate_scenarios import json_object
 from control.estimate_traces import keep_trace, remove_trace, stored_traffic, traces
 from control.estimate_worker import Worker
 from control.finite import FiniteRange
+from control.gate_crew import usual_processes
 from control.rate_profile_files import RECORDED, file_profile
 from control.settings import load_settings
 from fleet import logs
@@ -64,19 +65,21 @@ def _line(run: RunView, now: datetime) -> str:
 @click.option("--strategy", "names", multiple=True, help="Its name; all of them unless said.")
 @click.option("--replications", type=int, help="3 unless said; through the gate 1.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the first month.")
-@click.option("--slots", type=int, default=36, show_default=True, help="A node's.")
+@click.option("--slots", type=int, help="A node's; 36 unless said, or the engine's.")
 @click.option("--cv2", type=float, default=0.6, show_default=True, help="Of service times.")
 @click.option("--gate-days", type=int, help="So many days through the real gate instead, 1 to 30.")
 @click.option("--kv-tokens", type=int, help="KV cache of a node, with --gate-days; plenty unless said.")
+@click.option("--engine", help="Engines of this profile behind the gate, with --gate-days.")
 def start(
     document: Path,
     names: tuple[str, ...],
     replications: int | None,
     seed: int,
-    slots: int,
+    slots: int | None,
     cv2: float,
     gate_days: int | None,
     kv_tokens: int | None,
+    engine: str | None,
 ) -> None:
     """Ask for months of DOCUMENT's strategies, simulated request by request.
 
@@ -84,7 +87,8 @@ def start(
     """
     text, _ = read_input(document)
     months = replications if replications is not None else (3 if gate_days is None else 1)
-    precision, clock = Precision(months, seed, slots, cv2, gate_days, kv_tokens), SystemClock()
+    precision = Precision(months, seed, slots, cv2, gate_days, kv_tokens, engine)
+    clock = SystemClock()
     with transaction() as session:
         ready: Comparable = read_comparison(
             json_object(text, "the comparison"), lambda name: stored_traffic(session, name)
@@ -122,7 +126,8 @@ def work() -> None:
     gc.freeze()  # what was loaded stays: the collector need not look at it millions of times
     try:
         require_head(engine)
-        ended = Worker(engine, SystemClock(), name, stop.is_set).work()
+        worker = Worker(engine, SystemClock(), name, stop.is_set, processes=usual_processes())
+        ended = worker.work()
     finally:
         engine.dispose()
     click.echo(f"{ended} simulations ended")

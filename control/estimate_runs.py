@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -24,10 +24,11 @@ from control.comparison_documents import Comparable, as_params, canonical, read_
 from control.roles import Actor, Permission, require
 from control.tables import EstimateRunRow, EstimateSnapshotRow
 from fleet.comparison import Candidate
+from fleet.engine_profile import EngineProfile, profile_named
 from fleet.errors import Conflict, InvalidInput, NotFound
 from fleet.fluid import BIN_S, DAY_BINS, MONTH_BINS
-from fleet.gate_month import GateRules, GateRun
-from fleet.outcomes import Tier
+from fleet.gate_month import GateRun
+from fleet.gate_rules import GateRules
 from fleet.rate_profiles import RateProfile
 from fleet.simulate import EventRun, ServiceModel
 
@@ -42,29 +43,36 @@ MAX_GATE_REQUESTS = 100_000_000
 _INPUTS = (
     "traffic", "mean_rps", "mu", "price", "reserved_price", "tokens_in", "tokens_out", "slo_wait_s", "tiers"
 )  # fmt: skip
+#: What of it only the gate heeds.
+_GATE_INPUTS = ("weights", "tenants")
+#: Slots of a node whose engine is not given: the guide's, at 3 requests/s of 12 s.
+USUAL_SLOTS = 36
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """How a month is simulated: seeds from `seed` on, slots of a node, spread of service times.
 
-    With `gate_days` so many days go through the real gate, whose nodes hold `kv_tokens` (None: plenty).
+    With `gate_days` so many days go through the real gate, whose nodes hold `kv_tokens` (None: plenty, or
+    the engine's). With an `engine`, nodes are engines of that profile; None of `slots` means its own.
     """
 
     replications: int = 3
     seed: int = 1
-    slots: int = 36
+    slots: int | None = None
     squared_cv: float = 0.6
     gate_days: int | None = None
     kv_tokens: int | None = None
+    engine: str | None = None
 
     def __post_init__(self) -> None:
-        bounds = [
+        bounds: list[tuple[str, float, float, float]] = [
             ("replications", self.replications, 1, MAX_REPLICATIONS),
             ("seed", self.seed, 0, 2**31),
-            ("slots", self.slots, 1, 100_000),
             ("squared_cv", self.squared_cv, 0, 100),
         ]
+        if self.slots is not None:
+            bounds.append(("slots", self.slots, 1, 100_000))
         if self.gate_days is not None:
             bounds.append(("gate_days", self.gate_days, 1, DAYS))
         if self.kv_tokens is not None:
@@ -74,6 +82,20 @@ class Precision:
                 raise InvalidInput(
                     f"{name} is {value!r}"[:200], field=name, hint=f"Give {low:g} to {high:g}"
                 )
+        if self.engine is not None and self.gate_days is None:
+            raise InvalidInput(
+                "engines serve only behind the real gate", field="engine", hint="Give gate_days too"
+            )
+        self.profile()
+
+    def profile(self) -> EngineProfile | None:
+        """Return the engine that serves; None: service times are drawn. Raises NotFound."""
+        return None if self.engine is None else profile_named(self.engine)
+
+    def node_slots(self) -> int:
+        """Return a node's slots: as asked for, or the engine's, or the usual ones."""
+        profile = self.profile()
+        return self.slots or (USUAL_SLOTS if profile is None else profile.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +136,15 @@ def run_spec(ready: Comparable, candidate: Candidate, precision: Precision) -> d
         "strategy": as_params(candidate),
         "replications": precision.replications,
         "seed": precision.seed,
-        "slots": precision.slots,
+        "slots": precision.node_slots(),
         "cv2": precision.squared_cv,
     }
     if precision.gate_days is not None:
-        spec["gate"] = {"days": precision.gate_days, "kv_tokens": precision.kv_tokens}
+        profile = precision.profile()
+        gate: dict[str, Any] = {"days": precision.gate_days, "kv_tokens": precision.kv_tokens}
+        if profile is not None:  # every cost of it, so that another release's profile is another question
+            gate["engine"] = asdict(profile)
+        spec |= {"gate": gate, **{key: ready.document[key] for key in _GATE_INPUTS}}
     return spec
 
 
@@ -216,15 +242,20 @@ def simulation(
     )
     if "gate" not in spec:
         return events
-    shares = dict.fromkeys(Tier, 0.0)
-    for flow in ready.flows:
-        shares[Tier(flow.tier)] += flow.share
-    return GateRun(events, GateRules(shares, kv_tokens=spec["gate"]["kv_tokens"]))
+    engine = spec["gate"].get("engine")
+    rules = GateRules(
+        ready.flows,
+        ready.tier_weights,
+        spec["gate"]["kv_tokens"],
+        None if engine is None else EngineProfile(**engine),
+    )
+    return GateRun(events, rules)
 
 
 def comparable(spec: Mapping[str, Any], traffic: Callable[[str], RateProfile]) -> Comparable:
     """Return a run's inputs as a comparison of its one strategy."""
-    document = {key: spec[key] for key in _INPUTS} | {"strategies": [spec["strategy"]]}
+    known = {key: spec[key] for key in (*_INPUTS, *_GATE_INPUTS) if key in spec}
+    document = known | {"strategies": [spec["strategy"]]}
     return read_comparison(document, traffic)
 
 

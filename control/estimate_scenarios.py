@@ -1,8 +1,9 @@
 """Scenarios for `rhodeck estimate run`: one strategy on one traffic, as a JSON object.
 
 Keys: `profile` (A, B, C, D, `recorded`, or a file), `params` (the strategy, see `fleet.strategies`), and
-optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`, and `tiers` with their shares of
-requests, which only the real gate heeds. Prevents: a misspelt key that silently means its default.
+optionally `mu`, `price`, `tokens_in`, `tokens_out`, `slo_wait_s`; only the real gate heeds `tiers` with
+their shares of requests, `weights`, and `tenants` with their shares of a tier. Prevents: a misspelt key
+that silently means its default.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
+from control.comparison_flows import Flows, read_flows
 from control.rate_profile_files import BUNDLED, RECORDED, bundled_profile, file_profile
 from fleet.errors import InvalidInput
 from fleet.fluid import simulate
 from fleet.month_result import MonthResult, NodeClass
 from fleet.outcomes import Tier
 from fleet.rate_profiles import RateProfile
+from fleet.refusal_split import TIER_WEIGHTS
 from fleet.strategies import Strategy, read_strategy
 
 MAX_BYTES = 1_000_000
@@ -28,7 +31,10 @@ MAX_DIGITS = 18
 MAX_PATH = 1_000
 SLO_WAIT_S = 2.0
 TIER_SHARES: Mapping[Tier, float] = {Tier.INTERACTIVE: 0.6, Tier.BATCH: 0.3, Tier.BEST_EFFORT: 0.1}
-_KEYS = ("profile", "params", "mu", "price", "tokens_in", "tokens_out", "slo_wait_s", "tiers")
+_KEYS = (
+    "profile", "params", "mu", "price", "tokens_in", "tokens_out", "slo_wait_s",
+    "tiers", "weights", "tenants",
+)  # fmt: skip
 _NODE_KEYS = ("mu", "price", "tokens_in", "tokens_out", "slo_wait_s")
 #: These may also stand in `params`, as in the published comparison table.
 _NODE_PARAMS = ("mu", "price")
@@ -43,6 +49,7 @@ class Scenario:
     node: NodeClass
     slo_wait_s: float
     tiers: Mapping[Tier, float] = field(default_factory=lambda: TIER_SHARES)
+    whose: Flows = field(default_factory=lambda: read_flows(TIER_SHARES, TIER_WEIGHTS, {}))
 
     def run(self) -> MonthResult:
         """Simulate 720 hours."""
@@ -135,7 +142,8 @@ def read_scenario(
         tokens_out=_number(values, "tokens_out", defaults.tokens_out),
     )
     tiers = _tiers(document.get("tiers", TIER_SHARES))
-    return Scenario(profile, strategy, node, _number(values, "slo_wait_s", SLO_WAIT_S), tiers)
+    whose = read_flows(tiers, document.get("weights", TIER_WEIGHTS), document.get("tenants", {}))
+    return Scenario(profile, strategy, node, _number(values, "slo_wait_s", SLO_WAIT_S), tiers, whose)
 
 
 def _tiers(given: Any) -> Mapping[Tier, float]:

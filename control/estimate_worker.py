@@ -20,12 +20,14 @@ from control.comparison_documents import Comparable
 from control.database import session_scope
 from control.estimate_runs import comparable, days_of, forget_old, simulation
 from control.estimate_traces import stored_traffic
+from control.gate_crew import Crew
 from control.tables import EstimateRunRow, EstimateSnapshotRow
 from fleet.clock import Clock
 from fleet.comparison import cost_usd
 from fleet.errors import FleetError, InvalidInput
 from fleet.fluid import DAY_BINS
-from fleet.gate_month import GateRun, explained
+from fleet.gate_month import GateRun
+from fleet.gate_words import explained
 from fleet.month_result import MonthResult, as_dict
 from fleet.simulate import EventRun
 from fleet.simulation_snapshot import resume, snapshot
@@ -58,6 +60,7 @@ class Worker:
     name: str
     stopping: Callable[[], bool]
     snapshot_every_s: float = 5.0
+    processes: int = 1  # of days through the gate, at once
 
     def work(self) -> int:
         """Return how many runs were ended."""
@@ -121,13 +124,19 @@ class Worker:
             run = simulation(spec, month, ready, seed)
             if claimed.snapshot is not None and claimed.snapshot[0] == seed:
                 self._resume(claimed, run)
-            if not self._days(claimed, run, seed, days * len(months)):
+            if not self._all_days(claimed, run, seed, days * len(months)):
                 return False
             months = {**months, str(seed): _month(ready, run)}
             if not self._beat(claimed.id, days * len(months), months=months):
                 return False
         self._end(claimed.id, "done")
         return True
+
+    def _all_days(self, claimed: Claimed, run: EventRun | GateRun, seed: int, before: int) -> bool:
+        if isinstance(run, EventRun):
+            return self._days(claimed, run, seed, before)
+        with Crew(run, self.processes) as crew:
+            return self._days(claimed, crew, seed, before)
 
     def _resume(self, claimed: Claimed, run: EventRun | GateRun) -> None:
         kept = claimed.snapshot
@@ -137,7 +146,7 @@ class Worker:
         except InvalidInput:  # of another release, say: the month begins anew
             log.warning("snapshot does not fit", extra={"run": claimed.id})
 
-    def _days(self, claimed: Claimed, run: EventRun | GateRun, seed: int, before: int) -> bool:
+    def _days(self, claimed: Claimed, run: EventRun | Crew, seed: int, before: int) -> bool:
         """Simulate the days left of a month. Return whether it is whole: not cancelled, stopped or lost."""
         saved_s = self.clock.monotonic_s()
         while not run.is_done:
@@ -172,7 +181,7 @@ class Worker:
             self._end(run, "cancelled")
         return is_cancelled is False
 
-    def _save(self, run: int, standing: EventRun | GateRun, seed: int) -> None:
+    def _save(self, run: int, standing: EventRun | Crew, seed: int) -> None:
         values = {
             "seed": seed,
             "days_done": standing.days_done,
@@ -216,6 +225,8 @@ def _month(ready: Comparable, run: EventRun | GateRun) -> dict[str, Any]:
     found = _totals(ready, run.result())
     if isinstance(run, GateRun):
         found["tiers"] = {one.tier.value: one.as_dict() for one in run.tiers()}
+        found["tenants"] = [one.as_dict() for one in run.tenants()]
+        found["preemptions"] = run.preemptions
         events = run.events.result()
         found["events"], found["difference"] = _totals(ready, events), explained(run, events)
     return found

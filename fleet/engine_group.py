@@ -8,7 +8,6 @@ profile serve a stated rate. Prevents: nodes that answer as fast when they are f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -172,8 +171,8 @@ class EngineGroup:
 
     def submit(
         self, request: int, engine: str, prompt_tokens: int, output_tokens: int, now_s: float, rank: int = 0
-    ) -> None:
-        """Queue a request in an engine. Everything must have been run up to `now_s`.
+    ) -> int:
+        """Queue a request in an engine; return its place there. All must have been run up to `now_s`.
 
         Raises InvalidInput for one that can never run there, Conflict when every place is taken.
         """
@@ -189,6 +188,7 @@ class EngineGroup:
         )
         if place < 0:
             raise Conflict(f"engine {engine} holds {self._places} requests", hint="Give it more places")
+        return place
 
     def run_until(self, until_s: float) -> Ended | None:
         """Run up to the first answer that ends, or to `until_s` if none does; then return None."""
@@ -197,17 +197,12 @@ class EngineGroup:
             return None
         return Ended(at_s, tuple(self._ended[:count].tolist()), tuple(self._ended_first_s[:count].tolist()))
 
-    def produced(self, engine: str, requests: Iterable[int]) -> dict[int, int]:
-        """Return the output tokens that some of an engine's requests have so far."""
+    def produced(self, engine: str, place: int) -> int:
+        """Return the output tokens so far of the request that `submit` gave this place, until it ends."""
         row = self._rows[engine]
-        wanted, places = set(requests), self._all[row]
-        committed = int(self._engines[row, k.COMMITTED])
-        found: dict[int, int] = {}
-        for place in places[places[:, k.STATE] != k.FREE].tolist():
-            if place[k.NAME] in wanted:
-                more = committed - place[k.JOIN_STEP] if place[k.STATE] == k.DECODE else 0
-                found[place[k.NAME]] = place[k.PRODUCED] + more
-        return found
+        one = self._all[row, place]
+        more = self._engines[row, k.COMMITTED] - one[k.JOIN_STEP] if one[k.STATE] == k.DECODE else 0
+        return int(one[k.PRODUCED] + more)
 
     def state(self, engine: str) -> EngineState:
         """Return what an engine would say of itself."""

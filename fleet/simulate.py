@@ -137,12 +137,7 @@ class EventRun:
 
     def arrivals(self, first_bin: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return when the requests of the day from `first_bin` come and how long each holds a slot."""
-        last = min(first_bin + DAY_BINS, self.rates_rps.size)
-        rng = np.random.default_rng([self.seed, first_bin])
-        per_bin = rng.poisson(self.rates_rps[first_bin:last] * BIN_S)
-        bins_s = np.repeat(np.arange(first_bin, last) * BIN_S, per_bin)
-        fresh_s = np.sort(bins_s + rng.random(bins_s.size) * BIN_S)
-        return fresh_s, self.service.draw(rng, fresh_s.size, self.node)
+        return drawn_arrivals(self.rates_rps, first_bin, self.seed, self.service, self.node)
 
     @property
     def node_plan(self) -> NodePlan:
@@ -286,6 +281,21 @@ class EventRun:
         for name in (*_FIXED, "carried_s", "carried_service_s"):
             setattr(self, f"_{name}", state[name].copy())
         self._bin, self._within = int(place), int(within)
+
+
+def drawn_arrivals(
+    rates_rps: NDArray[np.float64], first_bin: int, seed: int, service: ServiceModel, node: NodeClass
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return arrivals (s, ordered) of the day from `first_bin` and how long each holds a slot.
+
+    A function of the arguments alone: each day has its own stream of random numbers.
+    """
+    last = min(first_bin + DAY_BINS, rates_rps.size)
+    rng = np.random.default_rng([seed, first_bin])
+    per_bin = rng.poisson(rates_rps[first_bin:last] * BIN_S)
+    bins_s = np.repeat(np.arange(first_bin, last) * BIN_S, per_bin)
+    fresh_s = np.sort(bins_s + rng.random(bins_s.size) * BIN_S)
+    return fresh_s, service.draw(rng, fresh_s.size, node)
 
 
 def _quantiles(values: NDArray[np.float32], shares: Sequence[float]) -> tuple[float, ...]:

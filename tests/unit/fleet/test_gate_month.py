@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, DAY_BINS
-from fleet.gate_month import GateRules, GateRun
+from fleet.gate_month import GateRun
+from fleet.gate_rules import GateRules, flows_of_tiers
 from fleet.month_result import NodeClass, as_dict
 from fleet.outcomes import Tier
 from fleet.queueing import calculate
@@ -44,7 +45,7 @@ def a_run(
 ) -> GateRun:
     service = service or ServiceModel()
     events = EventRun(rates_rps, read_strategy(params), node, service, 3, keeps_waits=False)
-    return GateRun(events, GateRules(tiers, kv_tokens=kv_tokens))
+    return GateRun(events, GateRules(flows_of_tiers(tiers), kv_tokens=kv_tokens))
 
 
 def done(run: GateRun) -> GateRun:
@@ -128,7 +129,7 @@ def test_a_killed_run_goes_on_to_the_result_of_an_unbroken_one() -> None:
     first = little()
     while first.days_done < 1:
         first.advance()
-    first._day = first._begin(1)  # in the middle of a day: what was done of it is lost, and done again
+    first._day = first.task(1).begin()  # in the middle of a day: what was done of it is lost, and done again
     first._day.advance(50)
     kept = snapshot(first)
     second = little()
