@@ -20,7 +20,7 @@ from control.queries_nodes import NodeRowView, node_table
 from control.queries_pools import PoolView, pool_table
 from fleet.clock import SystemClock
 from fleet.errors import NotFound
-from fleet.messages import PRICE_CLASSES
+from fleet.messages import PRICE_CLASSES, ROLES
 
 
 @click.group()
@@ -203,6 +203,7 @@ def pools() -> None:
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="As vLLM was started.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), help="As vLLM was started.")
 @click.option("--chunked-prefill/--no-chunked-prefill", default=None, help="As vLLM was started.")
+@click.option("--role", type=click.Choice(ROLES), help="The one phase it serves; without it, both.")
 @click.option("--service-rate", type=FiniteRange(0, min_open=True), help="Requests/s a node can finish.")
 @click.option("--service-rate-source", help="Where that figure comes from.")
 def add_pool(
@@ -212,6 +213,7 @@ def add_pool(
     max_num_batched_tokens: int | None,
     scheduling_policy: str | None,
     chunked_prefill: bool | None,
+    role: str | None,
     service_rate: float | None,
     service_rate_source: str | None,
 ) -> None:
@@ -226,6 +228,7 @@ def add_pool(
             max_num_batched_tokens=max_num_batched_tokens,
             scheduling_policy=scheduling_policy,
             chunked_prefill=chunked_prefill,
+            role=role,
             configured_service_rate=service_rate,
             configured_source=service_rate_source,
             now=SystemClock().now(),
@@ -251,7 +254,8 @@ def list_pools(as_json: bool) -> None:
 def pool_line(row: PoolView) -> str:
     """Return one pool as a line of text."""
     slots = "max-num-seqs unknown" if row.max_num_seqs is None else f"max-num-seqs {row.max_num_seqs}"
-    return f"{row.name}  {', '.join(row.models)}  {row.nodes} nodes  {slots}"
+    phase = "" if row.role is None else f"  {row.role} only"
+    return f"{row.name}  {', '.join(row.models)}  {row.nodes} nodes  {slots}{phase}"
 
 
 @pools.command("remove")

@@ -23,7 +23,7 @@ from control.page_readers import reader_of
 from control.roles import Actor, Permission, require
 from control.tables import AlertRow, DiscoveredNodeRow, NodeRow, NodeSourceRow, PoolRow
 from fleet.errors import Conflict, InvalidInput, NotFound
-from fleet.messages import PRICE_CLASSES
+from fleet.messages import PRICE_CLASSES, ROLES
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 METRICS_PATH = re.compile(r"/[A-Za-z0-9_./-]{0,200}")
@@ -45,6 +45,7 @@ def add_pool(
     chunked_prefill: bool | None = None,
     configured_service_rate: float | None = None,
     configured_source: str | None = None,
+    role: str | None = None,
 ) -> None:
     """Register a pool of nodes that serve `models` under one launch configuration.
 
@@ -69,6 +70,12 @@ def add_pool(
             hint="Write fcfs or priority, as vLLM was started",
             field="scheduling_policy",
         )
+    if role is not None and role not in ROLES:
+        raise InvalidInput(
+            f"role {role!r} does not exist",
+            hint="Write prefill or decode; leave it out for nodes that do both",
+            field="role",
+        )
     try:
         with session.begin_nested():
             session.add(
@@ -83,6 +90,7 @@ def add_pool(
                     configured_source=configured_source,
                     configured_at=None if configured_service_rate is None else now,
                     created_at=now,
+                    role=role,
                 )
             )
     except IntegrityError as exc:
@@ -91,6 +99,7 @@ def add_pool(
         "models": kept,
         "max_num_seqs": max_num_seqs,
         "configured_service_rate": configured_service_rate,
+        "role": role,
     }
     audit.append(session, actor, "pool.add", f"pool {name}", "", detail, now)
 

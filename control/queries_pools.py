@@ -29,6 +29,7 @@ class PoolView:
     configured_source: str | None
     configured_at: datetime | None
     created_at: datetime
+    role: str | None = None  # "prefill" | "decode"; None: both phases
 
 
 def pool_table(session: Session) -> list[PoolView]:
@@ -50,6 +51,7 @@ def pool_table(session: Session) -> list[PoolView]:
             configured_source=row.configured_source,
             configured_at=row.configured_at,
             created_at=row.created_at,
+            role=row.role,
         )
         for row in session.scalars(select(PoolRow).order_by(PoolRow.name))
     ]

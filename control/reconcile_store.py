@@ -277,6 +277,7 @@ def _nodes(session: Session) -> list[NodeTarget]:
             p.models,
             p.max_num_seqs,
             p.scheduling_policy,
+            p.role,
         )
         .join(p, p.name == n.pool)
         .where(n.state.in_(("active", "draining")))
@@ -294,6 +295,7 @@ def _nodes(session: Session) -> list[NodeTarget]:
                     draining=row.state == "draining",
                     max_num_seqs=row.max_num_seqs,
                     honours_priority=row.scheduling_policy == "priority",
+                    role=row.role,
                 )
             )
         except ValueError as exc:

@@ -43,6 +43,8 @@ class PoolRow(Base):
     configured_source: Mapped[str | None]
     configured_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
+    role: Mapped[str | None]  # "prefill" | "decode"; None: both phases of each request
+    __table_args__ = (CheckConstraint("role IN ('prefill', 'decode')", name="role"),)
 
 
 class NodeRow(Base):
