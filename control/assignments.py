@@ -178,6 +178,19 @@ def must_wait(
     return waiting
 
 
+def may_hold(held: Mapping[str, TenantShare], sent: Mapping[str, TenantShare]) -> dict[str, TenantShare]:
+    """Return the most a gateway may hold after a push whose outcome is not known: before or after it."""
+    found = dict(held)
+    for tenant, share in sent.items():
+        before = held.get(tenant)
+        if before is None:
+            found[tenant] = share
+        else:
+            counts = {part: max(getattr(before, part), getattr(share, part)) for part in SPLIT_FIELDS}
+            found[tenant] = before.model_copy(update=counts)
+    return found
+
+
 def must_give_up(
     desired: Mapping[str, Mapping[str, TenantShare]], held: Mapping[str, Mapping[str, TenantShare]]
 ) -> set[str]:

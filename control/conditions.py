@@ -6,12 +6,13 @@ shown for a gateway that took the policy an hour ago and has not been heard sinc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from control.queries_policy import Condition
-from fleet.messages import GatewayStatus
+from fleet.messages import GatewayStatus, TenantShare
 
 FIRST_BACKOFF_S = 0.5
 
@@ -143,6 +144,12 @@ def after_silence(known: Known, why: str, now: datetime, *, cap_s: float, jitter
         condition="unreachable",
         message=why,
     )
+
+
+def after_lost_push(known: Known, held: Mapping[str, TenantShare]) -> Known:
+    """Return what is known after a push that may have been taken: `held` is the most it holds."""
+    shares = {tenant: share.model_dump(mode="json") for tenant, share in held.items()}
+    return replace(known, status=(known.status or {}) | {"shares": shares})
 
 
 def settled(known: Known, desired: Desired | None, refusal: Refusal | None, now: datetime) -> Known:

@@ -19,7 +19,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from control import assignments, gateways, reconcile_store, reconcile_turns
 from control.assignments import Target
-from control.conditions import Desired, Known, Refusal, after_answer, after_silence, holds, settled
+from control.conditions import (
+    Desired,
+    Known,
+    Refusal,
+    after_answer,
+    after_lost_push,
+    after_silence,
+    holds,
+    settled,
+)
 from control.deps import Deps
 from control.lease import LeaseLost
 from control.reconcile_store import Ack, Place
@@ -189,6 +198,8 @@ async def _push(
             results[name] = result
             if isinstance(result, GatewayStatus):
                 held[name] = result.shares
+            elif _is_unknown(result):
+                held[name] = assignments.may_hold(held[name], targets[name])
     return results
 
 
@@ -198,12 +209,22 @@ def _held(deps: Deps, place: Place, answer: Answer | None) -> Mapping[str, Tenan
         return answer.shares
     lost_at: datetime | None = place.known.contact_lost_at
     is_given_up = lost_at is not None and deps.clock.now() - lost_at > timedelta(seconds=deps.hold_s)
-    if place.known.status is None or is_given_up:
+    return {} if is_given_up else _shares_of(place.known)
+
+
+def _shares_of(known: Known) -> Mapping[str, TenantShare]:
+    """Return the shares a gateway held at most when it was last heard or pushed to."""
+    if known.status is None:
         return {}
     try:
-        return _SHARES.validate_python(place.known.status.get("shares", {}))
+        return _SHARES.validate_python(known.status.get("shares", {}))
     except ValidationError:  # stored by another release
         return {}
+
+
+def _is_unknown(result: Answer) -> bool:
+    """Say whether a push may or may not have been taken: no answer came, or one that says neither."""
+    return not isinstance(result, GatewayStatus | InvalidPolicy | StaleAssignment)
 
 
 async def _push_one(deps: Deps, url: str, target: Target, wanted: Desired) -> Answer:
@@ -271,7 +292,10 @@ def _outcome(
         return after_answer(looked, result, now), None
     if isinstance(result, InvalidPolicy) and wanted is not None:
         return looked, Refusal(wanted.generation, result.message, result.field)
-    if result is not None and not isinstance(result, StaleAssignment):
+    if result is not None and _is_unknown(result):
+        if place.target is not None:
+            most = assignments.may_hold(_shares_of(looked), place.target.assignment.shares)
+            looked = after_lost_push(looked, most)
         return _silence(deps, looked, result, place, now), None
     if place.refusal is not None:
         return looked, place.refusal

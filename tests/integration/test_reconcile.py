@@ -500,6 +500,32 @@ def test_quotas_never_add_up_to_more_while_a_gateway_joins(
     play(database, clock, story)
 
 
+def test_a_larger_share_whose_answer_was_lost_counts_as_held(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.publish(1, document(600, 6), strategy="all_at_once")
+        await passes(fleet, deps, 2)
+        assert fleet.held("tokens_per_minute") == [200, 200, 200]
+        fleet.do(remove_gateway, name="gw-3", actor=OPERATOR)
+        unheard = fleet.places["gw-2"]
+        unheard.loses_answers = 1
+        await passes(fleet, deps, 1)
+        unheard.is_deaf = True
+        assert unheard.held is not None
+        assert unheard.held.shares["acme"].tokens_per_minute == 300  # which the controller was never told
+        async with SmallGateway("gw-4").serving() as joining:
+            fleet.do(add_gateway, name="gw-4", url=joining.url, actor=OPERATOR)
+            fleet.places = {name: fleet.places[name] for name in ("gw-1", "gw-2")} | {"gw-4": joining}
+            await passes(fleet, deps, 2)
+            assert sum(fleet.held("tokens_per_minute")) <= 600
+            unheard.is_deaf = False
+            await passes(fleet, deps, 2, step_s=15)
+            assert fleet.held("tokens_per_minute") == [200, 200, 200]
+
+    play(database, clock, story, "gw-1", "gw-2", "gw-3")
+
+
 def test_a_gateway_gone_for_good_holds_a_newcomer_up_for_a_while_only(
     database: FreshDatabase, clock: ManualClock
 ) -> None:
