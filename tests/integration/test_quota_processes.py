@@ -1,4 +1,4 @@
-"""Three gateway processes, one quota, and the controller that lends it killed.
+"""Three gateway processes and one quota that the controller lends: the controller killed, one port for all.
 
 The truth is the engine's: tokens it was let to produce, against what the quota lets flow and one burst.
 """
@@ -6,78 +6,31 @@ The truth is the engine's: tokens it was let to produce, against what the quota 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Generator
-from datetime import UTC, datetime
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy.orm import Session
 
-from control.commands_fleet import add_node, add_pool
-from control.commands_policy import ensure_first_revision, publish
-from control.gateway_registry import add_gateway
-from control.roles import Actor, Role
-from control.tenant_keys import create_tenant_key
-from fleet.policy import default_policy
-from tests.gateway_process import (
-    ADMIN_TOKEN,
-    MODEL,
-    PROMPT_TOKENS,
-    FakeEngine,
-    GatewayProcess,
-    assignment,
-    chat,
-    eventually,
-)
+from tests.gateway_group import GatewayGroup, Member
+from tests.gateway_process import FakeEngine, GatewayProcess, eventually
 from tests.postgres_server import FreshDatabase
+from tests.quota_crowd import (
+    LONG_TOKENS,
+    PER_S,
+    TOKENS_PER_MINUTE,
+    USED_TOKENS,
+    Controllers,
+    Crowd,
+    Meter,
+    register,
+)
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
-SCRIPT = Path(__file__).parents[1] / "controller_process.py"
-ADMIN = Actor("ada", Role.ADMIN, "cli")
 NAMES = ["gw-1", "gw-2", "gw-3"]
-OUTPUT_TOKENS = 13
-USED_TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS
-QUOTA = {
-    "tokens_per_minute": 6_000,
-    "burst_tokens": 600,
-    "max_in_flight_tokens": 100_000,
-    "max_concurrent_requests": 300,
-}
-PER_S = QUOTA["tokens_per_minute"] / 60
-#: Ten seconds of the quota. Gates open thrice as wide serve it in 3.3 s: 667 tokens more than may flow
-#: meanwhile, and the burst was used up before.
-LONG_TOKENS = 10 * PER_S
-
-
-class Crowd:
-    """Clients that ask one gateway all the time, whatever they are answered."""
-
-    def __init__(self, gateway: GatewayProcess, key: str, clients: int = 2) -> None:
-        self.is_over = threading.Event()
-        self.threads = [threading.Thread(target=self._ask, args=(gateway, key)) for _ in range(clients)]
-        for thread in self.threads:
-            thread.start()
-
-    def _ask(self, gateway: GatewayProcess, key: str) -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        with httpx.Client(
-            base_url=gateway.base_url, headers=headers, trust_env=False, timeout=30
-        ) as client:
-            while not self.is_over.is_set():
-                body = chat(f"tokens={OUTPUT_TOKENS}", max_tokens=OUTPUT_TOKENS)
-                client.post("/v1/chat/completions", json=body)
-                self.is_over.wait(0.03)
-
-    def end(self) -> None:
-        self.is_over.set()
-        for thread in self.threads:
-            thread.join(60)
+BURST = 600
 
 
 @pytest.fixture
@@ -93,87 +46,99 @@ def gateways(tmp_path: Path) -> Generator[list[GatewayProcess]]:
 
 
 @pytest.fixture
-def start(database: FreshDatabase, tmp_path: Path) -> Generator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Start a controller that lends quotas; all are killed at the end."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def begin(owner: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(SCRIPT), database.dsn, owner, "2.0", ADMIN_TOKEN, "quotas"]
-        with (tmp_path / f"{owner}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, stdout=log, stderr=log))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait(10)
+def controllers(database: FreshDatabase, tmp_path: Path) -> Generator[Controllers]:
+    with Controllers(database, tmp_path) as controllers:
+        yield controllers
 
 
-def register(database: FreshDatabase, engine: FakeEngine, gateways: list[GatewayProcess]) -> str:
-    """Put the fleet and a policy into the database; return the tenant's key."""
-    now = datetime.now(UTC)
-    with Session(database.engine) as session, session.begin():
-        ensure_first_revision(session, author=ADMIN, now=now)
-        add_pool(session, ADMIN, name="main", models=[MODEL], now=now)
-        add_node(session, ADMIN, name=engine.name, url=engine.base_url, pool="main", now=now)
-        for gateway in gateways:
-            add_gateway(session, name=gateway.name, url=gateway.base_url, actor=ADMIN, now=now)
-        document = default_policy().as_document()
-        document["tenants"] = {"acme": assignment([])["policy"]["tenants"]["acme"] | QUOTA}
-        publish(
-            session,
-            document=document,
-            parent=1,
-            author=ADMIN,
-            note="why",
-            now=now,
-            strategy="all_at_once",
-        )
-        return create_tenant_key(session, tenant="acme", label="test", actor=ADMIN, now=now).secret
-
-
-def rate(gateway: GatewayProcess) -> float:
+def rate(gateway: GatewayProcess | Member) -> float:
     """Return the lent rate in force; 0: it has its even part."""
     return gateway.metric("rhodeck_gateway_quota_lease", tenant="acme", limit="tokens_per_minute")
 
 
-def test_one_quota_over_three_gateways_while_its_controller_is_killed_and_replaced(
-    database: FreshDatabase,
-    engine: FakeEngine,
-    gateways: list[GatewayProcess],
-    start: Callable[[str], subprocess.Popen[bytes]],
-) -> None:
-    key = register(database, engine, gateways)
-    first = start("c1")
+def wait_until_served(gateways: list[GatewayProcess] | list[Member]) -> None:
+    """Wait until each knows the tenant and the node."""
     for gateway in gateways:
         eventually(lambda gateway=gateway: "acme" in gateway.status()["shares"])
         eventually(lambda gateway=gateway: gateway.status()["nodes_usable"] == 1)
-    began_s = time.monotonic()
-    crowds = [Crowd(gateways[0], key)]
 
-    def served() -> int:
-        return USED_TOKENS * len(engine.served)
 
-    def bound() -> float:
-        """Return the most that may have been served by now: what flowed, one burst, a request a client."""
-        return QUOTA["burst_tokens"] + PER_S * (time.monotonic() - began_s) + USED_TOKENS * 6
-
+def test_one_quota_over_three_gateways_while_its_controller_is_killed_and_replaced(
+    database: FreshDatabase, engine: FakeEngine, gateways: list[GatewayProcess], controllers: Controllers
+) -> None:
+    key = register(database, engine, {one.name: one.base_url for one in gateways}, BURST)
+    first = controllers.start("c1")
+    wait_until_served(gateways)
+    meter = Meter(engine, BURST, clients=6)
+    crowds = [Crowd([gateways[0].base_url] * 2, key)]
     try:
         # All the traffic meets one gateway: it is lent nearly all there is.
-        eventually(lambda: rate(gateways[0]) > 0.8 * QUOTA["tokens_per_minute"])
-        assert served() <= bound()
-        crowds += [Crowd(gateway, key) for gateway in gateways[1:]]
+        eventually(lambda: rate(gateways[0]) > 0.8 * TOKENS_PER_MINUTE)
+        assert meter.served() <= meter.bound()
+        crowds += [Crowd([gateway.base_url] * 2, key) for gateway in gateways[1:]]
         first.kill()
         # Nobody renews: what was borrowed ends, and later what was lent away returns.
         eventually(lambda: all(rate(gateway) == 0 for gateway in gateways))
-        before = served()
-        eventually(lambda: served() >= before + LONG_TOKENS, within_s=120)
-        assert served() <= bound()
+        before = meter.served()
+        eventually(lambda: meter.served() >= before + LONG_TOKENS, within_s=120)
+        assert meter.served() <= meter.bound()
         for crowd in crowds[1:]:
             crowd.end()
-        start("c2")
-        eventually(lambda: rate(gateways[0]) > 0.8 * QUOTA["tokens_per_minute"])
-        assert served() <= bound()
+        controllers.start("c2")
+        eventually(lambda: rate(gateways[0]) > 0.8 * TOKENS_PER_MINUTE)
+        assert meter.served() <= meter.bound()
     finally:
         for crowd in crowds:
             crowd.end()
+
+
+def connections(group: GatewayGroup, wanted: list[int]) -> list[httpx.Client]:
+    """Return one kept connection for each wanted number of a process: the kernel deals, we pick."""
+    kept: list[httpx.Client | None] = [None] * len(wanted)
+
+    def counts() -> list[float]:
+        return [member.metric("rhodeck_gateway_auth_failures_total") for member in group.members]
+
+    for _ in range(200):
+        if all(kept):
+            break
+        client = httpx.Client(base_url=group.base_url, trust_env=False, timeout=60)
+        before = counts()
+        client.get("/v1/models")  # without a key: only the process that has the connection counts it
+        number = [now - was for now, was in zip(counts(), before, strict=True)].index(1.0) + 1
+        free = [place for place, one in enumerate(wanted) if one == number and kept[place] is None]
+        if free:
+            kept[free[0]] = client
+        else:
+            client.close()
+    return [client for client in kept if client is not None]
+
+
+@pytest.mark.timeout(600)
+def test_three_processes_on_one_port_use_one_quota_though_the_kernel_deals_them_unequally(
+    database: FreshDatabase, engine: FakeEngine, tmp_path: Path, controllers: Controllers
+) -> None:
+    burst = 1_200  # twelve seconds of the quota: a machine that stalls as long loses nothing of it
+    with GatewayGroup(tmp_path / "gw", 3).running() as group:
+        key = register(database, engine, {one.name: one.base_url for one in group.members}, burst)
+        controllers.start("c1")
+        wait_until_served(group.members)
+        meter = Meter(engine, burst, clients=6)
+        # One process is asked for more than there is. The others, with a request of 20 tokens each 2.7 s,
+        # are asked for 7.4 tokens/s each: 15 % of the quota together.
+        dealt = connections(group, [1, 1, 1, 1, 2, 3])
+        assert len(dealt) == 6
+        crowd = Crowd(dealt, key, pause_s=[0.03] * 4 + [2.7] * 2)
+        try:
+            eventually(lambda: rate(group.members[0]) > 0.7 * TOKENS_PER_MINUTE)
+            # What was saved up before is not counted as use: it is used up first.
+            eventually(lambda: meter.served() >= burst + LONG_TOKENS)
+            began_s, before = time.monotonic(), meter.served()
+            eventually(lambda: time.monotonic() - began_s >= 20 and meter.served() >= before + LONG_TOKENS)
+            lasted_s, used = time.monotonic() - began_s, meter.served() - before
+            assert meter.served() <= meter.bound()
+        finally:
+            crowd.end()
+        assert used >= 0.88 * PER_S * lasted_s - USED_TOKENS * 6
+        assert used <= 1.01 * PER_S * lasted_s + burst
+        assert crowd.codes == {200, 429}

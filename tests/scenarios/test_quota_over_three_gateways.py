@@ -7,8 +7,6 @@ Seen in public at envoyproxy/ratelimit#462 (each request waits out a dead store)
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -19,37 +17,27 @@ from control.assignments import build
 from fleet.policy import parse
 from tests.gateway_process import (
     ADMIN_TOKEN,
-    PROMPT_TOKENS,
+    KEYS,
     FakeEngine,
     GatewayProcess,
     assignment,
     chat,
     eventually,
 )
+from tests.quota_crowd import LONG_TOKENS, PER_S, Crowd, Meter, quota
 from tests.quota_store import QuotaStore
 
 pytestmark = pytest.mark.slow
 
 NAMES = ["gw-1", "gw-2", "gw-3"]
-OUTPUT_TOKENS = 13
-USED_TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS  # by each request, as the engine counts
-QUOTA = {
-    "tokens_per_minute": 6_000,
-    "burst_tokens": 300,
-    "max_in_flight_tokens": 100_000,
-    "max_concurrent_requests": 100,
-}
-PER_S = QUOTA["tokens_per_minute"] / 60
-#: Ten seconds of the quota. Gates open thrice as wide serve it in 3.3 s: 667 tokens more than may flow in
-#: that time, which is above the burst and the requests in passing that `bound` allows for.
-LONG_TOKENS = 10 * PER_S
+BURST = 300
 
 
 def documents(engine: FakeEngine) -> dict[str, dict[str, Any]]:
     """Return the assignment of each gateway: the tenant's quota is counted exactly, parts are even."""
     base = assignment([engine])
     policy = base["policy"]
-    tenant = policy["tenants"]["acme"] | QUOTA | {"quota_mode": "exact"}
+    tenant = policy["tenants"]["acme"] | quota(BURST) | {"quota_mode": "exact"}
     policy = policy | {"tenants": policy["tenants"] | {"acme": tenant}}
     built = build(parse(policy), 1, NAMES, [], [], ())
     shares = {
@@ -60,33 +48,6 @@ def documents(engine: FakeEngine) -> dict[str, dict[str, Any]]:
         name: base | {"gateway": name, "policy": policy, "shares": shares[name], "kv_share_ratio": 1 / 3}
         for name in NAMES
     }
-
-
-class Crowd:
-    """Clients that ask every gateway all the time, whatever they are answered."""
-
-    def __init__(self, gateways: list[GatewayProcess]) -> None:
-        self.is_over = threading.Event()
-        self.codes: set[int] = set()
-        self.threads = [
-            threading.Thread(target=self._ask, args=(gateway,)) for gateway in gateways for _ in range(2)
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def _ask(self, gateway: GatewayProcess) -> None:
-        with gateway.client("acme") as client:
-            while not self.is_over.is_set():
-                answer = client.post(
-                    "/v1/chat/completions", json=chat(f"tokens={OUTPUT_TOKENS}", max_tokens=OUTPUT_TOKENS)
-                )
-                self.codes.add(answer.status_code)
-                self.is_over.wait(0.02)
-
-    def end(self) -> None:
-        self.is_over.set()
-        for thread in self.threads:
-            thread.join(60)
 
 
 @pytest.fixture
@@ -128,46 +89,33 @@ def trusted(gateways: list[GatewayProcess]) -> float:
     return sum(gateway.metric("rhodeck_gateway_quota_store_trusted") for gateway in gateways)
 
 
-def served(engine: FakeEngine) -> int:
-    return USED_TOKENS * len(engine.served)
-
-
 @pytest.mark.timeout(900)
 def test_three_gateways_admit_one_quota_while_its_store_is_frozen_killed_and_back(
     store: QuotaStore, gateways: list[GatewayProcess], engine: FakeEngine
 ) -> None:
-    began_s = time.monotonic()
-
-    def bound(bursts: int) -> float:
-        """Return the most that may have been served by now: what flowed, bursts, and one request a client.
-
-        (A prompt may be booked too small; what is used is charged when the request has ended.)
-        """
-        flowed = PER_S * (time.monotonic() - began_s)
-        return bursts * QUOTA["burst_tokens"] + flowed + USED_TOKENS * len(crowd.threads)
-
-    crowd = Crowd(gateways)
+    meter = Meter(engine, BURST, clients=6)
+    crowd = Crowd([one.base_url for one in gateways for _ in range(2)], KEYS["acme"], pause_s=0.02)
     try:
-        eventually(lambda: served(engine) >= QUOTA["burst_tokens"] + 4 * PER_S)
-        assert served(engine) <= bound(1)
+        eventually(lambda: meter.served() >= BURST + 4 * PER_S)
+        assert meter.served() <= meter.bound(1)
         with store.frozen():
             eventually(lambda: trusted(gateways) == 0)
-            before = served(engine)
+            before = meter.served()
             # By leases now: neither open nor shut.
-            eventually(lambda: served(engine) >= before + LONG_TOKENS, within_s=240)
+            eventually(lambda: meter.served() >= before + LONG_TOKENS, within_s=240)
             # Each gateway had at most its part of one burst left.
-            assert served(engine) <= bound(2)
+            assert meter.served() <= meter.bound(2)
         eventually(lambda: trusted(gateways) == 3)
         store.kill()
         eventually(lambda: trusted(gateways) == 0)
-        before = served(engine)
-        eventually(lambda: served(engine) >= before + LONG_TOKENS, within_s=240)
-        assert served(engine) <= bound(3)
+        before = meter.served()
+        eventually(lambda: meter.served() >= before + LONG_TOKENS, within_s=240)
+        assert meter.served() <= meter.bound(3)
         store.start()  # empty
         eventually(lambda: trusted(gateways) == 3)
-        before = served(engine)
-        eventually(lambda: served(engine) >= before + 4 * PER_S)
-        assert served(engine) <= bound(4)
+        before = meter.served()
+        eventually(lambda: meter.served() >= before + 4 * PER_S)
+        assert meter.served() <= meter.bound(4)
     finally:
         crowd.end()
     assert crowd.codes == {200, 429}
