@@ -2,8 +2,9 @@
 
 Seconds on the clock's monotonic scale. A request is a repetition when the client says so (the retry count
 that OpenAI's client libraries send), or when it has the idempotency key, or else the body, of one of the
-same tenant that was refused or failed within two minutes. Only lost requests are remembered, as digests, at
-most 20,000: a gateway that loses nothing computes nothing. Prevents: a retry storm read as demand.
+same tenant that was refused, failed or left by its client within two minutes. Only lost requests are
+remembered, as digests, at most 20,000: a gateway that loses nothing computes nothing. Prevents: a retry
+storm read as demand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ MAX_REMEMBERED = 20_000
 RETRY_COUNT_HEADER = b"x-stainless-retry-count"
 IDEMPOTENCY_HEADER = b"idempotency-key"
 _HEAD_BYTES, _TAIL_BYTES = 65_536, 4_096
-LOST = SHED | {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.DRAINING}
+#: A client whose patience ends before the answer comes hangs up and tries again: that is how storms begin.
+LOST = SHED | {
+    Outcome.UPSTREAM_ERROR,
+    Outcome.UPSTREAM_TIMEOUT,
+    Outcome.DRAINING,
+    Outcome.CLIENT_GONE,
+}
 
 
 class RepeatWatch:
@@ -44,7 +51,7 @@ class RepeatWatch:
         return found or _retry_count(pairs) > 0
 
     def lost(self, tenant: str, headers: Headers, raw: bytes, now_s: float) -> None:
-        """Remember a request that was refused or failed."""
+        """Remember a request that was refused, failed or was left."""
         self._forget(now_s)
         key = request_key(tenant, list(headers), raw)
         self._lost[key] = now_s + self._window_s

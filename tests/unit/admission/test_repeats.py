@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from admission.repeats import RepeatWatch
+from admission.repeats import LOST, RepeatWatch
+from fleet.outcomes import SHED, Outcome
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
 
@@ -68,3 +69,9 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
     assert len(watch) == 3
     assert not watch.is_repeat("acme", [], b"1", 1.0)
     assert watch.is_repeat("acme", [], b"2", 1.0)
+
+
+def test_what_was_refused_failed_or_left_may_come_again_and_what_was_answered_may_not() -> None:
+    assert LOST > SHED
+    assert Outcome.CLIENT_GONE in LOST  # out of patience: the most usual way for a storm to begin
+    assert Outcome.COMPLETED not in LOST
