@@ -28,6 +28,7 @@ from admission.passthrough import PASSED
 from admission.proxy import Proxy
 from admission.quota_gauges import quota_families
 from admission.state import GatewayState
+from admission.tracing_form import span_families
 from admission.usage import UsageFlusher
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class App:
         yield from quota_families(snapshot, state.quotas, state.room.exact)
         yield from self._proxy.passed.families()
         yield from estimate_families(state.estimator, state.prompt_counts)
+        yield from span_families(state.tracing)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
         yield from phase_families(state.gate.phases)
         yield from node_families(self._nodes.outliers, state.clock.monotonic_s())

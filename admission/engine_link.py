@@ -45,7 +45,10 @@ class EngineLink:
         url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
         try:
             exchange = await self._upstream.post(
-                url, passage.call.body(priority, self._transfer(passage)), passage.request_id
+                url,
+                passage.call.body(priority, self._transfer(passage)),
+                passage.request_id,
+                passage.trace_lines(dispatch.node),
             )
         except NodeFailed:
             self.failed(dispatch.node)

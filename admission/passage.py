@@ -18,6 +18,8 @@ from admission.identity import Caller
 from admission.metrics import GatewayMetrics
 from admission.running_journal import RunningJournal
 from admission.sse import Usage
+from admission.trace_context import context_of
+from admission.tracing_form import SpanMaker, SpanSink
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
@@ -66,6 +68,8 @@ class Passage:
         self.ttft_s: float | None = None
         self.is_prefilling = False  # at a prefill node, which makes no output
         self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
+        self.trace: SpanSink | None = None
+        self.passed_on = b""  # header lines of the client's trace
         self.is_finished = False
         self.outcome: Outcome | None = None
         self.entry = self._entry()
@@ -89,6 +93,17 @@ class Passage:
             call.max_tokens,
             call.choices,
         )
+
+    def traced(self, headers: HeaderList, maker: SpanMaker | None) -> None:
+        """Follow the client's trace: by spans of ours where they are made, else by passing it on."""
+        if maker is not None:
+            self.trace = maker.begin(headers, self.entry)
+        elif (found := context_of(headers)) is not None:
+            self.passed_on = found.lines()
+
+    def trace_lines(self, node: str) -> bytes:
+        """Return the header lines that tell a node of the trace; a try at it begins."""
+        return self.passed_on if self.trace is None else self.trace.sending(node)
 
     def counted(self, prompt_tokens: int | None, basis: str) -> None:
         """Take an exact count of the prompt; None: the estimate holds."""
@@ -144,6 +159,8 @@ class Passage:
     def gave_up(self, why: str, *, reached_engine: bool) -> None:
         """Return the lease of an attempt that brought no answer; another node may be tried."""
         self.entry.failed(why)
+        if self.trace is not None:
+            self.trace.gave_up(why)
         self._reached_engine |= reached_engine
         lease = self._take_lease()
         if lease is not None:
@@ -191,6 +208,8 @@ class Passage:
         lease = self._take_lease()
         prompt, output = self._used(lease, used_nothing)
         self._note_ending(outcome, prompt, output)
+        if self.trace is not None:
+            self.trace.ended()
         if lease is not None and lease.ticket is not None and outcome is Outcome.COMPLETED and self.usage:
             booked = lease.ticket  # the lease grows with the answer, the ticket does not
             ledger.metrics.count_prediction(

@@ -122,6 +122,7 @@ class Proxy:
         """Take a call that can be served to its end."""
         state, headers = self._state, request.headers
         passage = Passage(state.ledger, caller, call, f"req-{secrets.token_hex(12)}")
+        passage.traced(headers, state.tracing)
         if state.repeats.is_repeat(caller.tenant, headers, call.raw, state.clock.monotonic_s()):
             state.metrics.repeated[passage.flow] += 1
         try:

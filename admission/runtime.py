@@ -33,6 +33,7 @@ from admission.quota_wire import address_of
 from admission.running_journal import RunningJournal, settle
 from admission.settings import Settings
 from admission.state import GatewayState
+from admission.tracing_form import open_tracing
 from admission.upstream import Upstream
 from admission.usage import UsageFlusher
 from admission.usage_spool import UsageSpool
@@ -85,6 +86,7 @@ def open_state(settings: Settings, clock: Clock) -> GatewayState:
         boot_id=boot_id,
         started_at_s=started_at_s,
         decisions=DecisionLog(settings.decisions),
+        tracing=open_tracing(settings, clock),
         quotas=QuotaLeases(settings.name, boot_id, settings.state_dir, gate.accounts, clock),
     )
 
@@ -119,6 +121,8 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
         await nodes.close()
         if state.prompt_counts is not None:
             await state.prompt_counts.close()
+        if state.tracing is not None:
+            await state.tracing.close()
         state.room.close()
     levels.save()
     state.spool.close()

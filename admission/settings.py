@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -118,6 +119,10 @@ class Settings(BaseSettings):
     """Count prompts by the engines' own /tokenize; one more call to a node for each new prompt."""
     tokenizer_budget_s: Annotated[float, Field(ge=0.001, le=10, allow_inf_nan=False)] = 0.02
     """Longest time a request waits for its prompt to be counted; then the estimate holds."""
+    otlp_endpoint: str | None = None
+    """Base address of an OpenTelemetry collector that takes spans by OTLP/HTTP (http://collector:4318)."""
+    otlp_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    """Part of the traces begun here that is kept, 0 to 1; a client's own trace says itself if it is."""
 
 
 #: Settings that come from files and variables only.
@@ -165,6 +170,8 @@ def _check(settings: Settings) -> None:
             field="--tokenize-by-engine",
             hint="Give one of --tokenizers-dir and --tokenize-by-engine",
         )
+    if settings.otlp_endpoint is not None:
+        _check_endpoint(settings.otlp_endpoint)
     if settings.quota_store_url is not None:
         address_of(settings.quota_store_url.get_secret_value())
     if settings.poll_interval_s + settings.poll_timeout_s > MAX_STATE_AGE_S:
@@ -192,6 +199,21 @@ def _check_ports(settings: Settings) -> None:
     if first and first + settings.processes - 1 > MAX_PORT:
         raise InvalidInput(
             f"{settings.processes} admin ports from {first} on end above {MAX_PORT}", field="--admin-port"
+        )
+
+
+def _check_endpoint(url: str) -> None:
+    """Raise InvalidInput for what is no base address of a collector."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or any(sign in url for sign in "@?#") or not url.isascii() or not url.isprintable():
+        raise InvalidInput(
+            "this is no address of a collector",
+            field="--otlp-endpoint",
+            hint="For example http://collector:4318; keys go into OTEL_EXPORTER_OTLP_HEADERS",
         )
 
 

@@ -19,6 +19,7 @@ from admission.quota_lease import QuotaLeases
 from admission.repeats import RepeatWatch
 from admission.running_journal import RunningJournal
 from admission.settings import Settings
+from admission.tracing_form import SpanMaker
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
@@ -44,6 +45,7 @@ class GatewayState:
     quotas: QuotaLeases
     estimator: PromptEstimator = field(default_factory=PromptEstimator)
     prompt_counts: PromptCounts | None = None  # where a tokenizer is configured
+    tracing: SpanMaker | None = None  # where a collector is configured
     repeats: RepeatWatch = field(default_factory=RepeatWatch)
     assignment: Assignment | None = None
     digest: str | None = None

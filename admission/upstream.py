@@ -133,8 +133,10 @@ class Upstream:
         self._kept.clear()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
-    async def post(self, url: str, body: bytes, request_id: str) -> Exchange:
-        """Send a JSON body; return once the answer's head is there. Raises NodeFailed.
+    async def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Exchange:
+        """Send a JSON body, with `more` header lines; return once the answer's head is there.
+
+        Raises NodeFailed.
 
         NodeFailed here means that no byte of an answer came: the request may be sent to another node.
         """
@@ -143,7 +145,7 @@ class Upstream:
             (
                 b"POST ", target.path, b" HTTP/1.1\r\nHost: ", target.host, b"\r\n", self._fixed,
                 b"Content-Type: application/json\r\nX-Request-Id: ", request_id.encode("ascii", "replace"),
-                b"\r\nContent-Length: %d\r\n\r\n" % len(body), body,
+                b"\r\n", more, b"Content-Length: %d\r\n\r\n" % len(body), body,
             )
         )  # fmt: skip
         return await self._ask(target, request, self._settings.first_byte_timeout_s)

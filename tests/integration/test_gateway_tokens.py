@@ -85,11 +85,3 @@ def test_an_engine_counts_where_that_is_set_and_a_late_one_delays_nobody(
         assert late.status_code == 200
         assert booked(gateway, late.headers["x-request-id"])[1] == ""
         assert gateway.metric("rhodeck_gateway_prompt_counts_total", result="late") == late_before + 1
-
-
-def test_both_ways_at_once_are_refused_by_name(tmp_path: Path) -> None:
-    flags = ("--tokenize-by-engine", "true", "--tokenizers-dir", str(tmp_path))
-    gateway = GatewayProcess(tmp_path / "gw", *flags)
-    with pytest.raises(AssertionError, match="not both"):
-        gateway.start()
-    assert gateway.process.wait(20) == 2

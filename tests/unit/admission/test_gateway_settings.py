@@ -38,6 +38,14 @@ def test_every_setting_has_a_flag_or_is_a_secret() -> None:
         ({"host": "10.1.2.3"}, "--host"),
         ({"host": "gw.example"}, "--host"),
         ({"log_level": "LOUD"}, "--log-level"),
+        ({"otlp_endpoint": "ftp://c:4318"}, "--otlp-endpoint"),
+        ({"otlp_endpoint": "c:4318"}, "--otlp-endpoint"),
+        ({"otlp_endpoint": "http://"}, "--otlp-endpoint"),
+        ({"otlp_endpoint": "http://c:99999"}, "--otlp-endpoint"),
+        ({"otlp_endpoint": "http://c:4318?a=b"}, "--otlp-endpoint"),
+        ({"otlp_ratio": "1.1"}, "--otlp-ratio"),
+        ({"tokenize_by_engine": "true", "tokenizers_dir": "/t"}, "--tokenize-by-engine"),
+        ({"tokenizer_budget_s": "0"}, "--tokenizer-budget-s"),
         ({"admin_token_file": "/nowhere/token"}, "--admin-token-file"),
     ],
 )
@@ -45,6 +53,12 @@ def test_a_bad_setting_is_named(change: dict[str, Any], flag: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load(GOOD | change)
     assert caught.value.field == flag
+
+
+def test_a_collectors_address_with_a_secret_in_it_is_refused_without_repeating_it() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load(GOOD | {"otlp_endpoint": "http://user:hunter2@c:4318"})
+    assert "hunter2" not in f"{caught.value.message} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("content", ["", "  \n", "two words-0123456789", "fifteen-letters"])
