@@ -21,7 +21,7 @@ $(STAMP): requirements.lock pyproject.toml
 browser: $(STAMP) ## Find a Chromium for the tests, or install one
 	@$(BIN)/python tests/browser/find_browser.py
 
-peers: $(STAMP) ## Find or fetch the programs the tests compare with (Prometheus, VictoriaMetrics, Alertmanager)
+peers: $(STAMP) ## Find or fetch the programs the tests compare with (Prometheus, VictoriaMetrics, Alertmanager, nginx, HAProxy)
 	@$(BIN)/python tests/peers.py
 
 check: $(STAMP) ## Lint, types, import contracts

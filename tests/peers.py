@@ -58,7 +58,7 @@ PEERS = {
     ),
 }
 #: What `make peers` fetches before the tests: the ones they use.
-USED_BY_TESTS = ("prometheus", "victoria-metrics", "prometheus-alertmanager")
+USED_BY_TESTS = ("prometheus", "victoria-metrics", "prometheus-alertmanager", "nginx", "haproxy")
 
 
 class PeerMissing(AssertionError):
