@@ -71,7 +71,7 @@ def _month(asked: Asked) -> dict[str, Any]:
         "time_zone": spend.month.zone,
         "method": spend.method,
         "is_estimated": spend.is_estimated,
-        "total_usd": f"{spend.total_usd:.2f}",
+        "total_usd": f"{spend.total_usd:.2f}" if spend.has_records else None,
         "parts": {kind: f"{usd:.2f}" for (kind,), usd in subtotals(spend.lines, "kind").items()},
         "adjustments": [_adjustment(line) for line in spend.lines if line.kind == "adjustment"],
         "late_node_time": [

@@ -269,19 +269,19 @@ def as_json(report: BudgetReport) -> dict[str, Any]:
         "counted_to": report.counted_to and report.counted_to.isoformat(),
         "thresholds": list(report.thresholds),
         "policy_revision": report.revision,
-        "budgets": [_budget_json(budget) for budget in report.budgets],
+        "budgets": [_budget_json(budget, report) for budget in report.budgets],
         "without_budget": [{"tenant": t, "spent_usd": f"{usd:.2f}"} for t, usd in report.unbudgeted],
     }
 
 
-def _budget_json(budget: TenantBudget) -> dict[str, Any]:
+def _budget_json(budget: TenantBudget, report: BudgetReport) -> dict[str, Any]:
     state, ahead = budget.state, budget.state.forecast
     crossing = state.crossing
     return {
         "tenant": state.tenant,
         "budget_usd": f"{state.limit_usd:.2f}",
-        "spent_usd": f"{state.spent_usd:.2f}",
-        "ratio": state.ratio,
+        "spent_usd": None if report.counted_to is None else f"{state.spent_usd:.2f}",
+        "ratio": None if report.counted_to is None else state.ratio,
         "standing": state.standing.value,
         "forecast": ahead
         and {

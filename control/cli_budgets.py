@@ -35,19 +35,18 @@ def _show(report: BudgetReport) -> None:
     upto = "nothing is counted" if report.counted_to is None else f"{report.counted_to:%Y-%m-%d %H:%M:%S}Z"
     click.echo(f"{report.month.name} ({report.month.zone}), node time counted to {upto}")
     for budget in report.budgets:
-        _one(budget)
+        _one(budget, is_counted=report.counted_to is not None)
     if not report.budgets:
         click.echo("no tenant has a budget; set monthly_budget_usd in the policy")
     for tenant, usd in report.unbudgeted:
         click.echo(f"{tenant}: {usd:,.2f} USD, no budget")
 
 
-def _one(budget: TenantBudget) -> None:
+def _one(budget: TenantBudget, *, is_counted: bool) -> None:
     state, ahead = budget.state, budget.state.forecast
-    part = "-" if state.ratio is None else f"{100 * state.ratio:.1f} %"
-    click.echo(
-        f"{state.tenant}: {state.spent_usd:,.2f} of {state.limit_usd:,.2f} USD ({part}), {state.standing}"
-    )
+    part = "-" if state.ratio is None or not is_counted else f"{100 * state.ratio:.1f} %"
+    spent = f"{state.spent_usd:,.2f}" if is_counted else "not recorded"
+    click.echo(f"{state.tenant}: {spent} of {state.limit_usd:,.2f} USD ({part}), {state.standing}")
     if ahead is None:
         click.echo(f"  {state.why_unknown}")
     else:

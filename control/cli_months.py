@@ -66,7 +66,10 @@ def show(month: str) -> None:
     for kind in dict.fromkeys(line.kind for line in found.lines):
         usd = sum(line.amount_usd for line in found.lines if line.kind == kind)
         click.echo(f"  {kind:<12} {usd:>14,.2f} USD")
-    click.echo(f"  {'total':<12} {found.total_usd:>14,.2f} USD")
+    if found.has_records:
+        click.echo(f"  {'total':<12} {found.total_usd:>14,.2f} USD")
+    else:
+        click.echo("  nothing is recorded of it")
     for line in found.lines:
         if line.kind == "adjustment":
             whose = line.tenant or "nobody"

@@ -57,6 +57,9 @@ def show(month: str | None, as_json: bool) -> None:
         return
     state = "estimated, the month is not over" if found.is_estimated else status_of(found)
     click.echo(f"{found.month.name} ({found.month.zone}), {state}")
+    if not found.has_records:
+        click.echo("  nothing is recorded of it")
+        return
     for tenant, usd in sorted(by_tenant.items(), key=lambda item: -item[1]):
         click.echo(f"  {tenant:<32} {usd:>14,.2f} USD")
     click.echo(f"  {'total':<32} {found.total_usd:>14,.2f} USD   {found.node_hours:,.2f} node-hours")
@@ -71,9 +74,10 @@ def _as_json(found: MonthSpend, by_tenant: dict[str, Decimal]) -> dict[str, obje
         "estimated": found.is_estimated,
         "state": found.state,
         "method": found.method,
-        "total_usd": str(found.total_usd),
-        "idle_usd": str(found.idle_usd),
-        "node_hours": str(round(found.node_hours, 6)),
+        "recorded": found.has_records,
+        "total_usd": str(found.total_usd) if found.has_records else None,
+        "idle_usd": str(found.idle_usd) if found.has_node_time else None,
+        "node_hours": str(round(found.node_hours, 6)) if found.has_node_time else None,
         "unpriced_node_hours": str(round(found.unpriced_node_hours, 6)),
         "by_tenant_usd": {tenant: str(usd) for tenant, usd in by_tenant.items()},
     }

@@ -34,8 +34,10 @@ def days(month: str | None, first: str | None, last: str | None, cut: str | None
     for day in found.days:
         adjusted = f"  {day.adjustments_usd:+,.2f} adjustments" if day.adjustments_usd else ""
         unpriced = f"  {day.unpriced_hours:,.2f} node-hours without a price" if day.unpriced_hours else ""
-        click.echo(
-            f"{day.day}  {day.total_usd:>14,.2f} USD  {day.node_hours:>10,.2f} node-hours"
-            f"{adjusted}{unpriced}"
-        )
+        usd = f"{day.total_usd:>14,.2f}" if day.is_known else f"{'-':>14}"
+        hours = f"{day.node_hours:>10,.2f} node-hours" if day.is_recorded else "  not recorded"
+        click.echo(f"{day.day}  {usd} USD  {hours}{adjusted}{unpriced}")
+    if not found.is_known:
+        click.echo("nothing is recorded of these days")
+        return
     click.echo(f"{'total':<10}  {found.total_usd:>14,.2f} USD")

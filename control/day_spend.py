@@ -12,6 +12,7 @@ from datetime import date, datetime
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from control import month_inputs
@@ -19,6 +20,7 @@ from control.adjustments import late_lines
 from control.late_node_time import closed_node_seconds
 from control.prices import in_force, prices
 from control.queries_spend import first_observed, month_spend
+from control.tables import NodeQuarterRow, RoundRow
 from fleet.day_totals import DayTotals, Slice, day_totals, in_cents, quarter_costs, span_of
 from fleet.errors import InvalidInput
 from fleet.months import QUARTER, Month, month_at, month_of
@@ -56,7 +58,8 @@ def month_days(
     """
     month = month_of(name, zone)
     slices = _month_slices(session, month, zone, now)
-    return day_totals(slices, *_recorded(session, slices, month.start, month.end, now), cut or zone)
+    span = _shown(session, slices, month.start, month.end, now)
+    return day_totals(slices, *span, cut or zone, recorded=_recorded(session, now))
 
 
 def range_days(
@@ -74,7 +77,8 @@ def range_days(
     """
     start, end = span_of(first, last, zone)
     slices = spend_slices(session, start, end, zone=zone, now=now)
-    return day_totals(slices, *_recorded(session, slices, start, end, now), cut or zone)
+    span = _shown(session, slices, start, end, now)
+    return day_totals(slices, *span, cut or zone, recorded=_recorded(session, now))
 
 
 def asked_days(
@@ -108,15 +112,16 @@ def as_json(found: DayTotals, zone: ZoneInfo) -> dict[str, Any]:
         "days_cut_in": found.zone,
         "from": found.start.isoformat(),
         "until": found.end.isoformat(),
-        "total_usd": f"{found.total_usd:.2f}",
+        "total_usd": f"{found.total_usd:.2f}" if found.is_known else None,
         "days": [
             {
                 "day": day.day.isoformat(),
-                "total_usd": f"{day.total_usd:.2f}",
-                "nodes_usd": f"{day.nodes_usd:.2f}",
+                "recorded": day.is_recorded,
+                "total_usd": f"{day.total_usd:.2f}" if day.is_known else None,
+                "nodes_usd": f"{day.nodes_usd:.2f}" if day.is_recorded else None,
                 "charges_usd": f"{day.charges_usd:.2f}",
                 "adjustments_usd": f"{day.adjustments_usd:.2f}",
-                "node_hours": f"{day.node_hours:.6f}",
+                "node_hours": f"{day.node_hours:.6f}" if day.is_recorded else None,
                 "unpriced_node_hours": f"{day.unpriced_hours:.6f}",
             }
             for day in found.days
@@ -161,7 +166,17 @@ def _month_slices(
     return in_cents(spend, costs)
 
 
-def _recorded(
+def _recorded(session: Session, now: datetime) -> tuple[datetime, datetime]:
+    """Return the span node time is known of: from the first node seen to the last round or count."""
+    first = first_observed(session)
+    if first is None:
+        return now, now
+    counted = session.scalar(select(func.max(NodeQuarterRow.last_seen_at))) or first
+    asked = session.scalar(select(func.max(RoundRow.at)))
+    return first, now if asked is None else max(counted, asked)
+
+
+def _shown(
     session: Session, slices: list[Slice], start: datetime, end: datetime, now: datetime
 ) -> tuple[datetime, datetime]:
     """Return the part of [start, end) that anything is known of: days outside it are not shown as 0."""

@@ -52,9 +52,11 @@ def checklist(session: Session, spend: MonthSpend, zone: ZoneInfo, now: datetime
         _node_time_counted(session, month),
         Check(
             "prices for all node time",
-            not spend.unpriced_node_hours,
+            spend.has_node_time and not spend.unpriced_node_hours,
             True,
-            f"{spend.unpriced_node_hours:.2f} node-hours without a price",
+            f"{spend.unpriced_node_hours:.2f} node-hours without a price"
+            if spend.has_node_time
+            else "no node time is counted",
         ),
         _gateways_drained(session, month),
         _recorded_from_the_start(session, month),
@@ -89,11 +91,10 @@ def _is_next(session: Session, month: Month, zone: ZoneInfo) -> Check:
 
 def _node_time_counted(session: Session, month: Month) -> Check:
     mark = session.scalar(select(func.max(NodeQuarterRow.last_seen_at)))
-    waiting = mark is not None and session.scalar(
-        select(exists().where(SampleRow.at > mark, SampleRow.at < month.end))
-    )
-    seen = "never" if mark is None else f"{mark:%Y-%m-%d %H:%M}Z"
-    return Check("node time is counted", not waiting, True, f"the ledger stands at {seen}")
+    if mark is None:
+        return Check("node time is counted", False, True, "the ledger has counted nothing yet")
+    waiting = session.scalar(select(exists().where(SampleRow.at > mark, SampleRow.at < month.end)))
+    return Check("node time is counted", not waiting, True, f"the ledger stands at {mark:%Y-%m-%d %H:%M}Z")
 
 
 def _gateways_drained(session: Session, month: Month) -> Check:

@@ -30,7 +30,7 @@ def days_chart(found: DayTotals) -> Figure:
     """Return stacked bars, one a day."""
     days = [day.day.isoformat() for day in found.days]
     parts = (
-        ("nodes", [d.nodes_usd for d in found.days], theme.BLUE),
+        ("nodes", [d.nodes_usd if d.is_recorded else None for d in found.days], theme.BLUE),
         ("unused and platform", [d.charges_usd for d in found.days], theme.ORANGE),
         ("adjustments", [d.adjustments_usd for d in found.days], theme.PURPLE),
     )
@@ -39,7 +39,7 @@ def days_chart(found: DayTotals) -> Figure:
             "type": "bar",
             "name": name,
             "x": days,
-            "y": [rounded(float(usd)) for usd in values],
+            "y": [None if usd is None else rounded(float(usd)) for usd in values],
             "marker": {"color": colour},
             "width": 0.8 * _DAY_MS,  # one day alone has no neighbour to take a width from
             "hovertemplate": "$%{y:,.2f}<extra>" + name + "</extra>",

@@ -23,7 +23,7 @@ def days_panel(month: str, zone: Zone) -> None:
     found = data_reconciliation.month_days(month)
     if components.problem(found, data.now(), zone) or found.value is None:
         return
-    if not found.value.days:
+    if not found.value.is_known:
         st.markdown("No day of this month is recorded.")
         return
     components.plot(days_chart(found.value), key="month_days")

@@ -110,11 +110,18 @@ def budget_rows(report: BudgetReport) -> dict[str, list[Any]]:
     return {
         "tenant": [b.state.tenant for b in budgets],
         "standing": [_standing(b) for b in budgets],
-        "part": [None if b.state.ratio is None else min(100.0, 100 * b.state.ratio) for b in budgets],
-        "usd": [f"{b.state.spent_usd:,.2f} of {b.state.limit_usd:,.2f}" for b in budgets],
+        "part": [
+            None if b.state.ratio is None or report.counted_to is None else min(100.0, 100 * b.state.ratio)
+            for b in budgets
+        ],
+        "usd": [f"{_spent(report, b)} of {b.state.limit_usd:,.2f}" for b in budgets],
         "end": [_end(b) for b in budgets],
         "then": [then_text(b) for b in budgets],
     }
+
+
+def _spent(report: BudgetReport, budget: TenantBudget) -> str:
+    return UNKNOWN if report.counted_to is None else f"{budget.state.spent_usd:,.2f}"
 
 
 def _standing(budget: TenantBudget) -> str:

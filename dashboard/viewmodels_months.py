@@ -103,7 +103,7 @@ def cards(spend: MonthSpend, checks: Sequence[Check]) -> list[Card]:
     tone = "good" if spend.state == "closed" else "watch"
     shown = [
         Card("State", spend.state, spend.state, tone, f"month of {spend.month.zone}"),
-        Card("Total", words.cents(spend.total_usd), _certainty(spend), tone, spend.method),
+        Card("Total", words.cents(_total(spend)), _certainty(spend), tone, spend.method),
     ]
     if checks:
         said = f"{stops} stop it" if stops else "nothing stops it"
@@ -112,7 +112,13 @@ def cards(spend: MonthSpend, checks: Sequence[Check]) -> list[Card]:
     return shown
 
 
+def _total(spend: MonthSpend) -> Decimal | None:
+    return spend.total_usd if spend.has_records else None
+
+
 def _certainty(spend: MonthSpend) -> str:
+    if not spend.has_records:
+        return "nothing recorded"
     if spend.state == "closed":
         return "final"
     return "estimated" if spend.is_estimated else "not closed yet"
@@ -124,7 +130,7 @@ def kind_rows(spend: MonthSpend) -> dict[str, list[Any]]:
     kinds = [kind for kind in KIND_WORDS if (kind,) in sums]
     return {
         "of": [*(KIND_WORDS[kind] for kind in kinds), "total"],
-        "usd": [*(words.cents(sums[kind,]) for kind in kinds), words.cents(spend.total_usd)],
+        "usd": [*(words.cents(sums[kind,]) for kind in kinds), words.cents(_total(spend))],
     }
 
 

@@ -28,14 +28,23 @@ def day_rows(found: DayTotals) -> dict[str, list[Any]]:
     days = found.days
     return {
         "day": [*(f"{d.day:%a %-d %b}" for d in days), "total"],
-        "usd": [*(_usd(d.total_usd) for d in days), _usd(found.total_usd)],
-        "nodes": [*(_usd(d.nodes_usd) for d in days), _usd(_sum(d.nodes_usd for d in days))],
+        "usd": [
+            *(_usd(d.total_usd if d.is_known else None) for d in days),
+            _usd(found.total_usd if found.is_known else None),
+        ],
+        "nodes": [
+            *(_usd(d.nodes_usd if d.is_recorded else None) for d in days),
+            _usd(_sum(d.nodes_usd for d in days)),
+        ],
         "charges": [*(_usd(d.charges_usd) for d in days), _usd(_sum(d.charges_usd for d in days))],
         "adjustments": [
             *(_usd(d.adjustments_usd) for d in days),
             _usd(_sum(d.adjustments_usd for d in days)),
         ],
-        "hours": [*(f"{d.node_hours:,.2f}" for d in days), f"{_sum(d.node_hours for d in days):,.2f}"],
+        "hours": [
+            *(_hours(d.node_hours if d.is_recorded else None) for d in days),
+            f"{_sum(d.node_hours for d in days):,.2f}",
+        ],
     }
 
 

@@ -24,29 +24,30 @@ IDLE = "idle (nobody's)"
 
 def cards(month: MonthSpend) -> list[Card]:
     """Return total, idle, node-hours and whether the month is final."""
-    total = month.total_usd
+    total = month.total_usd if month.has_records else None
     idle_share = float(month.idle_usd / total) if total else None
-    used = subtotals(month.lines, "kind").get(("usage",), Decimal(0))
+    used = subtotals(month.lines, "kind").get(("usage",), Decimal(0)) if month.has_node_time else None
+    idle = month.idle_usd if month.has_node_time else None
     status = status_of(month).replace("_", " ")
     return [
         Card(
             "Spend",
             words.cents(total),
-            status,
+            status if month.has_records else "nothing recorded",
             "watch" if month.is_estimated else "good",
             "the month is not over, or its data may still arrive" if month.is_estimated else "",
         ),
         Card("Used by tenants", words.cents(used), "metered", "plain", month.method),
         Card(
             "Idle",
-            words.cents(month.idle_usd),
+            words.cents(idle),
             "its own line",
             "plain",
             f"{words.percent(idle_share)} of the total",
         ),
         Card(
             "Node-hours",
-            words.number(float(month.node_hours), 4),
+            words.number(float(month.node_hours) if month.has_node_time else None, 4),
             "observed up",
             "plain",
             f"months begin and end in {month.month.zone}",
@@ -75,9 +76,17 @@ def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
             *(_metered(line, line.output_tokens) for line in lines),
             sum(line.output_tokens for line in lines),
         ],
-        "hours": [*(f"{line.node_hours:,.4f}" for line in lines), f"{month.node_hours:,.4f}"],
-        "usd": [*(words.cents(line.amount_usd) for line in lines), words.cents(month.total_usd)],
+        "hours": [*(f"{line.node_hours:,.4f}" for line in lines), _hours(month)],
+        "usd": [*(words.cents(line.amount_usd) for line in lines), words.cents(_known(month))],
     }
+
+
+def _known(month: MonthSpend) -> Decimal | None:
+    return month.total_usd if month.has_records else None
+
+
+def _hours(month: MonthSpend) -> str | None:
+    return f"{month.node_hours:,.4f}" if month.has_node_time else None
 
 
 def _metered(line: SpendLine, value: int) -> int | None:
@@ -90,7 +99,7 @@ def subtotal_rows(month: MonthSpend, by: Literal["tenant", "tier", "model"]) -> 
     total = month.total_usd
     return {
         "of": [*((name or IDLE).replace("_", "-") for (name,), _ in sums), "total"],
-        "usd": [*(words.cents(amount) for _, amount in sums), words.cents(total)],
+        "usd": [*(words.cents(amount) for _, amount in sums), words.cents(_known(month))],
         "share": [*(_share(amount, total) for _, amount in sums), 100.0 if total else None],
     }
 
@@ -117,6 +126,10 @@ def warnings(month: MonthSpend) -> list[str]:
 
 def export_text(export: Export, zone: Zone) -> str:
     """Return what the file will say of itself."""
+    if not export.rows:
+        return (
+            f"`{export.file_name}`: no rows, nothing is recorded as of {zone.stamp(export.generated_at)}."
+        )
     return (
         f"`{export.file_name}`: {words.plural(export.rows, 'row')}, "
         f"{words.plain(words.cents(export.total_usd))}, "

@@ -50,7 +50,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What one calendar day cost. `total_usd` is the sum of the three others."""
+    """What one calendar day cost. `total_usd` is the sum of the three others.
+
+    Of a day that `is_recorded` says no to, nodes are not 0 but not known: no node time was counted by then.
+    """
 
     day: date
     nodes_usd: Decimal
@@ -58,6 +61,12 @@ class Day:
     adjustments_usd: Decimal  # of closed months, on the first day of the month that carries them
     node_hours: Decimal
     unpriced_hours: Decimal
+    is_recorded: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        """Say whether anything is known of the day's cost."""
+        return self.is_recorded or bool(self.charges_usd or self.adjustments_usd)
 
     @property
     def total_usd(self) -> Decimal:
@@ -73,6 +82,11 @@ class DayTotals:
     start: datetime
     end: datetime
     days: tuple[Day, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Say whether anything is known of the range's cost."""
+        return any(day.is_known for day in self.days)
 
     @property
     def total_usd(self) -> Decimal:
@@ -162,8 +176,18 @@ def in_cents(spend: MonthSpend, costs: Iterable[Slice]) -> list[Slice]:
     return sorted(made, key=lambda each: (each.at, each.part))
 
 
-def day_totals(slices: Iterable[Slice], start: datetime, end: datetime, zone: ZoneInfo) -> DayTotals:
-    """Return the days of [start, end), cut at midnight of `zone`, days without cost included."""
+def day_totals(
+    slices: Iterable[Slice],
+    start: datetime,
+    end: datetime,
+    zone: ZoneInfo,
+    *,
+    recorded: tuple[datetime, datetime] | None = None,
+) -> DayTotals:
+    """Return the days of [start, end), cut at midnight of `zone`, days without cost included.
+
+    `recorded` is the span node time is known of (by default all): days wholly outside say so.
+    """
     sums: dict[date, list[Decimal]] = {day: _empty() for day in _dates(start, end, zone)}
     place = {"nodes": 0, "commitment": 1, "overhead": 1, "adjustment": 2}
     for each in slices:
@@ -173,7 +197,11 @@ def day_totals(slices: Iterable[Slice], start: datetime, end: datetime, zone: Zo
             if each.part.kind == "nodes":
                 day[3] += each.hours
             day[4] += each.unpriced_hours
-    return DayTotals(zone.key, start, end, tuple(Day(day, *sums[day]) for day in sorted(sums)))
+    first, last = (start, end) if recorded is None else recorded
+    known = set(_dates(max(first, start), min(last, end), zone))
+    return DayTotals(
+        zone.key, start, end, tuple(Day(day, *sums[day], is_recorded=day in known) for day in sorted(sums))
+    )
 
 
 def span_of(first: date, last: date, zone: ZoneInfo) -> tuple[datetime, datetime]:

@@ -106,6 +106,16 @@ class MonthSpend:
     is_estimated: bool  # the month is not over, or its data may still arrive
     state: MonthState = "open"
 
+    @property
+    def has_node_time(self) -> bool:
+        """Say whether any node time is recorded. If not, what nodes cost is not 0 but not known."""
+        return bool(self.state == "closed" or self.node_hours or self.unpriced_node_hours)
+
+    @property
+    def has_records(self) -> bool:
+        """Say whether anything is recorded. If not, the total is not 0 but not known."""
+        return self.has_node_time or bool(self.lines)
+
 
 def round_to_total(amounts: Mapping[Key, Decimal], total: Decimal) -> dict[Key, Decimal]:
     """Return `amounts` (>= 0) in whole cents that sum to `total` exactly, by largest remainder.

@@ -26,7 +26,7 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
     for line in vm.warnings(spend):
         st.warning(line)
     if not spend.lines:
-        st.info("No node was observed up in this month, so nothing was spent.")
+        st.info("No node was observed up in this month: nothing is recorded.")
     for column, by in zip(components.places(3, min_px=330), ("tenant", "tier", "model"), strict=True):
         with column:
             st.subheader(f"By {by}")

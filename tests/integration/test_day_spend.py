@@ -17,7 +17,7 @@ from control.database import session_scope
 from control.prices import add_price
 from control.queries_spend import month_spend
 from control.roles import Actor, Role
-from control.tables import NodeQuarterRow, PoolRow
+from control.tables import CommitmentRow, NodeQuarterRow, PoolRow
 from fleet.errors import InvalidInput
 from tests.postgres_server import FreshDatabase
 
@@ -180,3 +180,59 @@ def test_what_is_no_range_is_refused(books: FreshDatabase, asked: dict[str, str]
     with session_scope(books.engine) as session, pytest.raises(InvalidInput) as refused:
         day_spend.asked_days(session, **given, zone=BERLIN, now=NOW)
     assert refused.value.field == field
+
+
+def test_days_before_the_first_record_are_unknown_and_an_empty_ledger_is_not_nothing(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A commitment is known from the first of the month; what nodes cost before one was seen is not."""
+    monkeypatch.setenv("DATABASE_URL", database.dsn)
+
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        printed = capsys.readouterr()
+        assert ended.value.code == 0, printed.err
+        return printed.out
+
+    assert "nothing is recorded" in said("spend", "days", "2026-03")
+    assert json.loads(said("spend", "days", "2026-03", "--json"))["total_usd"] is None
+    shown = json.loads(said("spend", "show", "2026-03", "--json"))
+    assert (shown["recorded"], shown["total_usd"], shown["node_hours"]) == (False, None, None)
+    assert "0.00" not in said("spend", "show", "2026-03")
+    assert "0.00" not in said("months", "show", "2026-03")
+    march = datetime(2026, 3, 1, tzinfo=UTC)
+    seen = march + timedelta(days=2, hours=5)
+    with session_scope(database.engine) as session:
+        session.add(PoolRow(name="a", models=["m"], max_num_seqs=4, created_at=march))
+        session.add(
+            CommitmentRow(
+                kind="platform",
+                pool=None,
+                nodes=1,
+                usd_per_hour=Decimal(2),
+                upfront_usd=Decimal(0),
+                starts_at=march,
+                ends_at=march + timedelta(days=31),
+                source="contract",
+                created_by="fay",
+                created_at=march,
+            )
+        )
+        session.add(
+            NodeQuarterRow(
+                node="n1",
+                quarter=seen,
+                pool="a",
+                price_class="on_demand",
+                up_s=Decimal(900),
+                last_seen_at=seen + timedelta(minutes=15),
+            )
+        )
+    days = json.loads(said("spend", "days", "2026-03", "--json"))["days"]
+    assert [(d["recorded"], d["nodes_usd"], d["node_hours"]) for d in days[:3]] == [
+        (False, None, None),
+        (False, None, None),
+        (True, "0.00", "0.250000"),  # seen, and without a price
+    ]
+    assert [d["charges_usd"] for d in days[:2]] == ["48.00", "48.00"]  # 24 hours at 2 USD

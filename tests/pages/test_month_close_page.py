@@ -136,3 +136,15 @@ def test_an_operator_may_not_declare_how_cost_is_divided(full: Show, as_role: Ca
     at = full("month_close")
     forms = {"Declare the rule", "Enter the commitment"}
     assert {b.label for b in at.button if b.label in forms and b.disabled} == forms
+
+
+def test_a_month_of_which_nothing_is_recorded_has_no_total_and_counts_no_node_time(empty: Show) -> None:
+    at = empty("month_close")
+    assert "$0.00" not in text(at)
+    assert "nothing recorded" in text(at)
+    found = dict(zip(column(at, "item"), column(at, "is"), strict=True))
+    assert found["node time is counted"] == "\u2715 stops the close"
+    assert found["prices for all node time"] == "\u2715 stops the close"
+    spend = empty("spend")
+    assert "$0.00" not in text(spend)
+    assert "0.00 " not in text(spend)

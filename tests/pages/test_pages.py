@@ -156,7 +156,7 @@ def test_empty_pages_say_why_and_what_to_do(empty: Show) -> None:
     assert "No policy was published yet" in text(empty("policy"))
     assert "rhodeck gateways add" in text(empty("rollout"))
     assert "Nobody has changed anything yet" in text(empty("audit"))
-    assert "nothing was spent" in text(empty("spend"))
+    assert "nothing is recorded" in text(empty("spend"))
 
 
 # ---- stale ---------------------------------------------------------------------------------------------
