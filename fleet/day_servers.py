@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from fleet.engine_group import EngineGroup
+from fleet.engine_group import EngineGroup, Ended
 from fleet.engine_profile import EngineProfile
 from fleet.offers import NodeState
 
@@ -26,14 +26,6 @@ class Asked(NamedTuple):
     output_tokens: int
 
 
-class Answered(NamedTuple):
-    """Requests that ended at the same time."""
-
-    at_s: float
-    places: tuple[int, ...]
-    first_s: tuple[float, ...]  # when their first tokens came; none where that is not known
-
-
 class DayServers(Protocol):
     """What a day asks of what serves its requests."""
 
@@ -45,7 +37,7 @@ class DayServers(Protocol):
         """Begin to serve a request."""
         ...
 
-    def ended(self, until_s: float) -> Answered | None:
+    def ended(self, until_s: float) -> Ended | None:
         """Return who ended first, at or before `until_s`; None: nobody does."""
         ...
 
@@ -78,13 +70,13 @@ class DrawnServers:
         heappush(self._ends, (now_s + asked.service_s, asked.place))
         self._serving[asked.place] = (asked, node, now_s)
 
-    def ended(self, until_s: float) -> Answered | None:
+    def ended(self, until_s: float) -> Ended | None:
         """Return who ended first, at or before `until_s`."""
         if not self._ends or self._ends[0][0] > until_s:
             return None
         at_s, place = heappop(self._ends)
         del self._serving[place]
-        return Answered(at_s, (place,), ())
+        return Ended(at_s, (place,), ())
 
     def produced(self, place: int, now_s: float) -> int:
         """Return its answer's length times the share of its time that has passed."""
@@ -134,14 +126,14 @@ class GroupedEngines:
         place = self._group.submit(asked.place, node, asked.prompt_tokens, asked.output_tokens, now_s, rank)
         self._serving[asked.place] = (node, place)
 
-    def ended(self, until_s: float) -> Answered | None:
+    def ended(self, until_s: float) -> Ended | None:
         """Return who ended first, at or before `until_s`, with all that ended with the same step."""
         found = self._group.run_until(until_s)
         if found is None:
             return None
         for name in found.names:
             del self._serving[name]
-        return Answered(found.at_s, found.names, found.first_s)
+        return found
 
     def produced(self, place: int, now_s: float) -> int:
         """Return the tokens that came out."""

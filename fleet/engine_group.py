@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,13 +60,12 @@ def calibrated(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Answers of one engine that ended with the same step."""
+class Ended(NamedTuple):
+    """Requests that ended at the same instant."""
 
     at_s: float
     names: tuple[int, ...]
-    first_s: tuple[float, ...]  # when each one's first token came
+    first_s: tuple[float, ...]  # when each one's first token came; none where that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class EngineGroup:
                 hint="The disciplines study has the other ways",
             )
         self.profile = profile
+        self._longest = min(profile.max_model_len, profile.kv_capacity_tokens)
         self._places = max(places or 0, profile.max_num_seqs)
         has_knee = profile.knee_seqs is not None and profile.beta_past_knee_s is not None
         self._limits = np.array(
@@ -176,12 +177,10 @@ class EngineGroup:
 
         Raises InvalidInput for one that can never run there, Conflict when every place is taken.
         """
-        p = self.profile
-        total = prompt_tokens + output_tokens
-        if min(prompt_tokens, output_tokens) < 1 or total > min(p.max_model_len, p.kv_capacity_tokens):
+        if prompt_tokens < 1 or output_tokens < 1 or prompt_tokens + output_tokens > self._longest:
             raise InvalidInput(
                 f"{prompt_tokens} prompt and {output_tokens} output tokens do not fit the engine",
-                hint=f"At least one of each, at most {min(p.max_model_len, p.kv_capacity_tokens):,}",
+                hint=f"At least one of each, at most {self._longest:,}",
             )
         place: int = k.submit(
             now_s, self._rows[engine], request, prompt_tokens, output_tokens, rank, *self._submit_with

@@ -265,7 +265,7 @@ class GateDay:
             else:
                 return
             if ended is not None:
-                self._finish(now_s, ended.places, ended.first_s)
+                self._finish(now_s, ended.names, ended.first_s)
             if now_s >= self._observe_s:
                 self._observe(now_s)
             if waiting:

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fleet.engine_profile import H100_70B_FP8, EngineProfile
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, DAY_BINS
 from fleet.gate_month import GateRun
-from fleet.gate_rules import GateRules, flows_of_tiers
+from fleet.gate_rules import MAX_FLOWS, GateRules, flows_of_tiers, whole_weights
 from fleet.month_result import NodeClass, as_dict
 from fleet.outcomes import Tier
 from fleet.queueing import calculate
+from fleet.refusal_split import Flow
 from fleet.simulate import EventRun, ServiceModel
 from fleet.simulation_snapshot import resume, snapshot
 from fleet.strategies import read_strategy
@@ -42,10 +44,11 @@ def a_run(
     service: ServiceModel | None = None,
     kv_tokens: int | None = None,
     node: NodeClass = NODE,
+    engine: EngineProfile | None = None,
 ) -> GateRun:
     service = service or ServiceModel()
     events = EventRun(rates_rps, read_strategy(params), node, service, 3, keeps_waits=False)
-    return GateRun(events, GateRules(flows_of_tiers(tiers), kv_tokens=kv_tokens))
+    return GateRun(events, GateRules(flows_of_tiers(tiers), kv_tokens=kv_tokens, engine=engine))
 
 
 def done(run: GateRun) -> GateRun:
@@ -91,7 +94,8 @@ def test_kv_that_does_not_suffice_refuses_what_slots_would_take() -> None:
     assert tight.result().refused_share > 0.3
 
 
-def test_nodes_come_go_and_are_interrupted_by_the_plan() -> None:
+@pytest.mark.parametrize("engine", [None, H100_70B_FP8], ids=["drawn", "engines"])
+def test_nodes_come_go_and_are_interrupted_by_the_plan(engine: EngineProfile | None) -> None:
     params = {
         "n": 2, "D": 5,
         "auto": {"mode": "reactive", "rho": 0.85, "min": 1, "max": 6, "stab_s": 60, "cold_s": 60},
@@ -99,7 +103,7 @@ def test_nodes_come_go_and_are_interrupted_by_the_plan() -> None:
                   "interrupt_h": 0.05},
     }  # fmt: skip
     rates = 4 + 3.5 * np.sin(np.arange(540) / 40)
-    run = done(a_run(rates, params))
+    run = done(a_run(rates, params, engine=engine))
     found, events = run.result(), run.events.result()
     assert (found.cost_usd, found.node_hours) == (events.cost_usd, events.node_hours)  # one plan
     assert found.burst_hours > 0
@@ -129,7 +133,7 @@ def test_a_killed_run_goes_on_to_the_result_of_an_unbroken_one() -> None:
     first = little()
     while first.days_done < 1:
         first.advance()
-    first._day = first.task(1).begin()  # in the middle of a day: what was done of it is lost, and done again
+    first._day = first.task(1).begin()  # in the middle of a day: what was done of it is done again
     first._day.advance(50)
     kept = snapshot(first)
     second = little()
@@ -140,6 +144,96 @@ def test_a_killed_run_goes_on_to_the_result_of_an_unbroken_one() -> None:
     assert second.tiers() == straight.tiers()
     assert np.array_equal(second.result().refused_by_bin, straight.result().refused_by_bin)
     assert straight.result().refused > 0
+
+
+def engines(rate_rps: float, bins: int, slots: int = 64, **rules: Any) -> GateRun:
+    events = EventRun(
+        np.full(bins, rate_rps),
+        read_strategy({"n": 3, "D": 1.5}),
+        NODE,
+        ServiceModel(slots=slots),
+        3,
+        keeps_waits=False,
+    )
+    return GateRun(events, GateRules(flows_of_tiers(ALL_TIERS), engine=H100_70B_FP8, **rules))
+
+
+def test_engines_behind_the_gate_serve_mu_when_full_and_answer_faster_when_not() -> None:
+    full = done(engines(12.0, 120))  # a third more than three nodes serve
+    found = full.result()
+    # What is not refused is what the nodes can do: 3 requests/s each, from when they are full on. They
+    # begin empty, and shortest first serves the shorter prompts: a few per cent more than the mean mix.
+    assert found.served / (120 * BIN_S) == pytest.approx(9.0, rel=0.06)
+    assert found.offered == found.served + found.refused
+    idle = done(engines(1.5, 120))
+    assert idle.result().refused == 0
+    slow, quick = full.tiers()[0], idle.tiers()[0]
+    assert slow.e2e_p50_s is not None
+    assert quick.e2e_p50_s is not None
+    # Full, a step of 64 decoders takes 71 ms; with about eight at once under 22: over three times as fast.
+    assert slow.e2e_p50_s > 3 * quick.e2e_p50_s
+    assert quick.first_p99_s is not None
+    assert quick.first_p99_s < 0.2  # a step in flight, a step with the prompt
+    assert full.preemptions == 0
+    assert done(a_run(np.full(9, 1.0), {"n": 1, "D": 1})).preemptions is None
+
+
+def test_kv_of_engines_bounds_what_a_node_takes() -> None:
+    # A request holds some 500 + 300 tokens and books more: 12,000 tokens are not 64 of them, so the node
+    # runs fewer at once, each step costs more a token, and it serves less than mu.
+    tight, roomy = done(engines(8.0, 180, kv_tokens=12_000)), done(engines(8.0, 180))
+    assert roomy.result().refused_share < 0.02
+    assert tight.result().refused_share > 0.2
+    assert tight.kv_tokens == 12_000
+
+
+def test_tenants_share_their_tier_by_weight() -> None:
+    flows = (
+        Flow("heavy", "interactive", 0.4, 3.0),
+        Flow("light", "interactive", 0.4, 1.0),
+        Flow("", "batch", 0.2),
+    )
+    events = EventRun(
+        np.full(100, 13.5), read_strategy({"n": 3, "D": 1.5}), NODE, ServiceModel(), 3, keeps_waits=False
+    )
+    run = done(GateRun(events, GateRules(flows, {"interactive": 90.0, "batch": 10.0})))
+    heavy, light = run.tenants()  # batch's are not told apart
+    assert (heavy.tenant, light.tenant) == ("heavy", "light")
+    # Both ask for the same; of what the tier gets the one may have three quarters.
+    assert light.refused_share > 1.5 * heavy.refused_share > 0
+    interactive, batch = run.tiers()
+    assert interactive.offered == heavy.offered + light.offered
+    assert interactive.refused == heavy.refused + light.refused
+    # 1.5 times the capacity: batch asks for 0.3 of it and may have 0.1.
+    assert batch.refused_share > 0.5 > interactive.refused_share
+
+
+def test_weights_become_whole_numbers_that_add_up_to_a_hundred() -> None:
+    assert whole_weights([70, 25, 5]) == [70, 25, 5]
+    assert whole_weights([1.0, 1.0, 1.0]) == [34, 33, 33]
+    assert whole_weights([1e6, 1e-3, 0.0]) == [98, 1, 1]
+    with pytest.raises(InvalidInput, match="weight"):
+        whole_weights([0.0, 0.0, 0.0])
+    with pytest.raises(InvalidInput, match="101 tenants"):
+        GateRules(tuple(Flow(str(n), "batch", 1 / 101) for n in range(MAX_FLOWS + 1)))
+    with pytest.raises(InvalidInput, match="KV cache"):
+        engines(1.0, 10, kv_tokens=900)
+
+
+def test_a_killed_run_of_engines_goes_on_to_the_same_result() -> None:
+    def run() -> GateRun:
+        events = EventRun(
+            np.full(DAY_BINS + 400, 0.06), read_strategy(PARAMS), LITTLE, ServiceModel(3), 3,
+            keeps_waits=False,
+        )  # fmt: skip
+        return GateRun(events, GateRules(flows_of_tiers(ALL_TIERS), engine=H100_70B_FP8))
+
+    straight, first, second = done(run()), run(), run()
+    while first.days_done < 1:
+        first.advance()
+    resume(second, snapshot(first))
+    assert done(second).tiers() == straight.tiers()
+    assert straight.result().served > 1_000
 
 
 def test_another_runs_snapshot_is_refused() -> None:
