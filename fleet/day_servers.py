@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from fleet.engine_group import EngineGroup, Ended
+from fleet.engine_group import Ended, EngineGroup
 from fleet.engine_profile import EngineProfile
 from fleet.offers import NodeState
 
