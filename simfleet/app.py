@@ -26,6 +26,7 @@ from simfleet.openai_api import (
     whole_answer,
 )
 from simfleet.page import CONTENT_TYPE
+from simfleet.responses_api import ResponsesWriter, parse_responses, response, tokenize_answer
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,7 +35,9 @@ Send = Callable[[Message], Awaitable[None]]
 VERSION = "0.32.0"
 MAX_BODY_BYTES = 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "::1")
-GENERATION_PATHS = {"/v1/chat/completions": True, "/v1/completions": False}  # path -> is_chat
+RESPONSES_PATH = "/v1/responses"
+GENERATION_PATHS = {"/v1/chat/completions": True, "/v1/completions": False, RESPONSES_PATH: True}  # is it a chat
+TOKENIZE_PATHS = ("/tokenize", "/detokenize")
 JSON = b"application/json"
 
 
@@ -51,6 +54,8 @@ class NodeApp:
         path, method = scope["path"], scope["method"]
         if path in GENERATION_PATHS and method == "POST":
             await self._generate(path, scope, receive, send)
+        elif path in TOKENIZE_PATHS and method == "POST":
+            await self._tokenize(path, receive, send)
         elif path == "/metrics" and method == "GET":
             await self._metrics(send)
         elif path == "/sim/fault" and method == "POST" and scope["client"][0] in LOOPBACK:
@@ -70,10 +75,9 @@ class NodeApp:
         node.in_flight += 1
         try:
             body = await _read_body(receive)
-            call = parse_call(
-                body, is_chat=GENERATION_PATHS[path], profile=node.profile, model=node.profile.model
-            )
-            answer_id = f"{'chatcmpl' if call.is_chat else 'cmpl'}-{secrets.token_hex(8)}"
+            call = self._call(path, body)
+            kind = "resp" if call.is_response else "chatcmpl" if call.is_chat else "cmpl"
+            answer_id = f"{kind}-{secrets.token_hex(8)}"
             answer = node.start(call)
             leaving = asyncio.create_task(_abort_when_gone(node, answer, receive))
             try:
@@ -93,12 +97,23 @@ class NodeApp:
             node.in_flight -= 1
             http.book(path, "POST", status, max(0.0, node.now_s() - began_s), len(body), sent_bytes)
 
+    def _call(self, path: str, body: bytes) -> GenerationCall:
+        profile = self.node.profile
+        if path == RESPONSES_PATH:
+            return parse_responses(body, profile=profile, model=profile.model)
+        return parse_call(body, is_chat=GENERATION_PATHS[path], profile=profile, model=profile.model)
+
     async def _whole(self, call: GenerationCall, answer_id: str, answer: Answer, send: Send) -> int:
         while not answer.is_over:
             await answer.news.wait()
             answer.news.clear()
         if answer.is_gone:
             return 0
+        if call.is_response:
+            made = response(call, answer_id, self._unix_s(), answer.produced, answer.reasons[0])
+            payload = orjson.dumps(made)
+            await _respond(send, 200, payload)
+            return len(payload)
         transfer = transfer_params(call, self.node.name, self.node.profile.block_size)
         payload = whole_answer(call, answer_id, self._unix_s(), answer.produced, answer.reasons, transfer)
         await _respond(send, 200, payload)
@@ -107,7 +122,7 @@ class NodeApp:
     async def _stream(self, call: GenerationCall, answer_id: str, answer: Answer, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        writer = StreamWriter(call, answer_id, self._unix_s())
+        writer = (ResponsesWriter if call.is_response else StreamWriter)(call, answer_id, self._unix_s())
         opening = writer.opening()
         delivered = [0] * len(answer.produced)
         told: list[str | None] = [None] * len(delivered)
@@ -132,6 +147,16 @@ class NodeApp:
 
     # -- the rest -----------------------------------------------------------------------------------
 
+    async def _tokenize(self, path: str, receive: Receive, send: Send) -> None:
+        status, body = 200, b""
+        try:
+            body = await _read_body(receive)
+            payload = tokenize_answer(path, body, self.node.profile)
+        except ApiError as exc:
+            status, payload = exc.status, exc.body()
+        await _respond(send, status, payload)
+        self.node.http.book(path, "POST", status, 0.001, len(body), len(payload))
+
     async def _metrics(self, send: Send) -> None:
         node = self.node
         if node.metrics_delay_s:
@@ -149,7 +174,7 @@ class NodeApp:
         elif path == "/load" and method == "GET":
             await _respond(send, 200, orjson.dumps({"server_load": node.in_flight}))
         else:
-            known = {"/v1/models": ("GET", self._models), **dict.fromkeys(GENERATION_PATHS, ("POST", None))}
+            known = {"/v1/models": ("GET", self._models), **dict.fromkeys((*GENERATION_PATHS, *TOKENIZE_PATHS), ("POST", None))}
             allowed, make = known.get(path, (None, None))
             if allowed is None:
                 handler, status, payload = "none", 404, b'{"detail":"Not Found"}'

@@ -66,6 +66,7 @@ class GenerationCall:
     priority: int
     is_stream: bool
     include_usage: bool
+    is_response: bool = False  # asked for by `/v1/responses`
     hands_over: bool = False  # `kv_transfer_params` ask for the KV cache to be kept for another engine
 
 
@@ -86,7 +87,7 @@ def parse_call(body: bytes, *, is_chat: bool, profile: EngineProfile, model: str
     asked = data.get("model")
     if asked is not None and asked != model:
         raise ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {model}.", "model")
-    prompts = (_chat_tokens(data.get("messages")),) if is_chat else _prompt_tokens(data.get("prompt"))
+    prompts = (chat_tokens(data.get("messages")),) if is_chat else _prompt_tokens(data.get("prompt"))
     choices = _integer(data, "n", low=1, high=MAX_CHOICES) or 1
     if len(prompts) * choices > MAX_SEQUENCES:
         raise ApiError(400, f"{len(prompts)} prompts with n={choices} are more than {MAX_SEQUENCES}", "n")
@@ -174,7 +175,8 @@ def _are_token_ids(items: list[Any]) -> bool:
     return all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in items)
 
 
-def _chat_tokens(messages: Any) -> int:
+def chat_tokens(messages: Any) -> int:
+    """Return the tokens of a chat's messages. Raises ApiError for what is none."""
     if not isinstance(messages, list) or not messages:
         raise _invalid("body.messages", "list_type", "Input should be a valid list")
     total = 0
