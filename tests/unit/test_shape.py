@@ -152,3 +152,31 @@ def test_every_metric_of_ours_is_documented() -> None:
     # prometheus_client adds a *_created family to each counter and histogram.
     unknown = {n for n in ours if not n.endswith("_created") and n.removesuffix("_total") not in text}
     assert unknown == set()
+
+
+def policy_fields(part: type, at: str = "") -> dict[str, str]:
+    """Return every leaf field of the policy: its name by its pointer, names of tenants and so on as *."""
+    found: dict[str, str] = {}
+    for name, field in part.model_fields.items():  # type: ignore[attr-defined]
+        inner = [one for one in _types_in(field.annotation) if hasattr(one, "model_fields")]
+        pointer = f"{at}/{field.alias or name}"
+        for one in inner:
+            found |= policy_fields(one, pointer)
+        if not inner:
+            found[pointer] = field.alias or name
+    return found
+
+
+def _types_in(annotation: object) -> list[type]:
+    arguments = getattr(annotation, "__args__", ())
+    if isinstance(annotation, type) and not arguments:
+        return [annotation]
+    return [one for argument in arguments for one in _types_in(argument)]
+
+
+def test_every_knob_of_the_policy_is_described_by_what_an_operator_will_see() -> None:
+    fields = policy_fields(importlib.import_module("fleet.policy").Policy)
+    assert {"/tiers/interactive/weight", "/admission/size_classes/max_tokens"} <= set(fields)
+    text = (ROOT / "docs" / "policy.md").read_text().split("## What each knob does")[1]
+    named = set(re.findall(r"[`/]([a-z_]+)`", text.split("## From document to gateways")[0]))
+    assert {pointer for pointer, name in fields.items() if name not in named} == set()
