@@ -210,6 +210,7 @@ class Admin:
                 field="/spool",
                 hint="The spool was lost and began anew; read it from 0",
             )
+        self._state.journal.flush()
         await asyncio.to_thread(spool.acknowledge, ack.seq)
         return Answer(200, b"{}")
 

@@ -29,23 +29,26 @@ _ONE_ANSWER = ("embeddings", "responses")
 _PREFIX_CHARACTERS = 2_048
 _FRAME_KEYS = frozenset({"role", "content"})  # of a message; all else it says is prompt too (tool calls)
 _TEXT_PARTS = ("text", "refusal", "thinking")
-_PROMPT_KEYS = (
-    "tools",
-    "functions",
-    "response_format",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
+_PROMPT_KEYS = frozenset(
+    {
+        "tools",
+        "functions",
+        "response_format",
+        "documents",
+        "chat_template",
+        "chat_template_kwargs",
+    }
 )
 #: The tier and the gateway say them; a client's go. The last names engines and their memory.
 _OURS_KEYS = frozenset({"priority", "request_id", "kv_transfer_params"})
+_REWRITTEN_KEYS = _OURS_KEYS | {"stream_options"}
 _EXTRA_KEY = "vllm_xargs"  # vLLM hands its members to the same place as `kv_transfer_params`
-_COUNTED_KEYS = (b'"model"', b'"max_tokens"', b'"max_completion_tokens"', b'"n"', b'"best_of"',
-                 b'"stream"', b'"messages"', b'"prompt"', b'"input"', b'"max_output_tokens"',
-                 b'"instructions"')  # fmt: skip
+_COUNTED_KEYS = ("model", "max_tokens", "max_completion_tokens", "n", "best_of", "stream", "messages",
+                 "prompt", "input", "max_output_tokens", "instructions")  # fmt: skip
+_QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _COUNTED_KEYS}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the time of making one
 class Prompt:
     """The size of what goes in."""
 
@@ -56,9 +59,9 @@ class Prompt:
     start: str = ""  # for prefix affinity
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """One parsed call."""
+    """One parsed call. Nobody changes it."""
 
     endpoint: str
     model: str
@@ -105,8 +108,9 @@ class Call:
             options = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
             if options.get("include_usage") is not True:
                 added["stream_options"] = {**options, "include_usage": True}
-        given = self.document.keys() & {*_OURS_KEYS, "stream_options"}
-        if not given and not self._names_transfer() and not _has_doubled_key(self.raw):
+        document = self.document
+        is_as_is = _REWRITTEN_KEYS.isdisjoint(document) and not self._names_transfer()
+        if is_as_is and not _has_doubled_key(document, self.raw):
             return _spliced(self.raw, added) if added else self.raw
         return orjson.dumps(self.engine_document() | added)
 
@@ -194,7 +198,8 @@ def _chat_prompt(body: Mapping[str, Any]) -> Prompt:
             raise InvalidInput("every message must be an object", field="messages")
         extra_tokens += 4  # role and delimiters of a chat template
         said = cast("dict[str, Any]", message)
-        text_bytes += sum(_json_length(said[key]) for key in said.keys() - _FRAME_KEYS)
+        if not said.keys() <= _FRAME_KEYS:
+            text_bytes += sum(_json_length(said[key]) for key in said.keys() - _FRAME_KEYS)
         for text in _texts(said.get("content")):
             if text is None:
                 extra_tokens += IMAGE_TOKENS
@@ -202,7 +207,8 @@ def _chat_prompt(body: Mapping[str, Any]) -> Prompt:
             text_bytes += _utf8_length(text)
             if len(start) < _PREFIX_CHARACTERS:
                 start += text[: _PREFIX_CHARACTERS - len(start)]
-    text_bytes += sum(_json_length(body.get(key)) for key in _PROMPT_KEYS)
+    if not _PROMPT_KEYS.isdisjoint(body):
+        text_bytes += sum(_json_length(body.get(key)) for key in _PROMPT_KEYS)
     return Prompt(text_bytes=text_bytes, extra_tokens=extra_tokens, start=start)
 
 
@@ -267,12 +273,17 @@ def _utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-def _has_doubled_key(raw: bytes) -> bool:
+def _has_doubled_key(document: Mapping[str, Any], raw: bytes) -> bool:
     """Say whether a key we count by may stand twice; readers disagree on which one holds.
 
-    Inside JSON strings quotes are escaped, so only real keys match (or a text equal to the key's name).
+    Inside JSON strings quotes are escaped, so only real keys match (or a text equal to the key's name). A
+    key that was written with escapes matches not once; it may hide another.
     """
-    return any(raw.count(key) > 1 for key in _COUNTED_KEYS)
+    for key in document:
+        quoted = _QUOTED_KEYS.get(key)
+        if quoted is not None and raw.count(quoted) != 1:
+            return True
+    return False
 
 
 def _spliced(raw: bytes, added: Mapping[str, Any]) -> bytes:

@@ -151,10 +151,11 @@ class Connection(asyncio.Protocol):
         if target is None:
             self._refusal = _BAD
             return
-        is_old = parser.get_http_version() < "1.1"
-        request = Inbound(self, parser.get_method().decode("ascii"), *target, headers, is_old=is_old)
-        if self._listener.is_leaving or not parser.should_keep_alive():
-            request.keeps_alive = False
+        request = Inbound(self, parser.get_method().decode("ascii"), *target, headers)
+        is_kept = parser.should_keep_alive()
+        if (not is_kept or b"connection" in request.names) and parser.get_http_version() < "1.1":
+            request.is_old, is_kept = True, False
+        request.keeps_alive = is_kept and not self._listener.is_leaving
         self._reading = request
         self._queue.append(request)
         now_s = self._loop.time()

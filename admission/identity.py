@@ -20,17 +20,21 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 AUTHORIZATION = b"authorization"
 TIER_HEADER = b"x-rhodeck-tier"
+MAX_CALLERS = 20_000  # kept ready; a key ring lives as long as its assignment
 
 
 def single_header(headers: Headers, name: bytes) -> str | None:
     """Return the header's value, or None. Raises InvalidInput if it is given twice or is not ASCII."""
-    found = [value for key, value in headers if key == name]
-    if not found:
+    found: bytes | None = None
+    for key, value in headers:
+        if key == name:
+            if found is not None:
+                raise InvalidInput(f"header {name.decode()} is given more than once", hint="Send it once")
+            found = value
+    if found is None:
         return None
-    if len(found) > 1:
-        raise InvalidInput(f"header {name.decode()} is given {len(found)} times", hint="Send it once")
     try:
-        return found[0].decode("ascii").strip()
+        return found.decode("ascii").strip()
     except UnicodeDecodeError as exc:
         raise InvalidInput(f"header {name.decode()} is not plain ASCII") from exc
 
@@ -52,10 +56,11 @@ class KeyRing:
 
     def __init__(self, credentials: Iterable[Credential]) -> None:
         self._by_digest = {credential.sha256: credential for credential in credentials}
+        self.callers: dict[tuple[str, str | None], Caller] = {}  # by digest and tier asked for
 
-    def holder(self, key: str) -> Credential:
-        """Return whose key this is. Raises Unauthenticated for an unknown one."""
-        found = self._by_digest.get(hashlib.sha256(key.encode()).hexdigest())
+    def holder(self, digest: str) -> Credential:
+        """Return whose key has this digest. Raises Unauthenticated for an unknown one."""
+        found = self._by_digest.get(digest)
         if found is None:
             raise Unauthenticated("this API key is not known", hint="Ask the operator for a key")
         return found
@@ -83,14 +88,23 @@ def caller_of(headers: Headers, keys: KeyRing, policy: Policy) -> Caller:
     no default), InvalidInput for doubled headers or a tier that does not exist.
     """
     pairs = list(headers)
-    credential = keys.holder(bearer(pairs))
+    digest = hashlib.sha256(bearer(pairs).encode()).hexdigest()
+    asked = single_header(pairs, TIER_HEADER)
+    known = keys.callers.get((digest, asked))
+    if known is None:
+        known = _caller(keys.holder(digest), asked, policy)
+        if len(keys.callers) < MAX_CALLERS:
+            keys.callers[digest, asked] = known
+    return known
+
+
+def _caller(credential: Credential, asked: str | None, policy: Policy) -> Caller:
     quota = policy.tenant(credential.tenant)
     if quota is None:
         raise Forbidden(
             f"tenant {credential.tenant} has no quota here", hint="Ask the operator to add it to the policy"
         )
     label = credential.tenant if credential.tenant in policy.tenants else policy.default_tenant or ""
-    asked = single_header(pairs, TIER_HEADER)
     if asked is None:
         return Caller(credential.tenant, credential.key_id, label, quota.tier)
     try:

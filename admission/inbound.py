@@ -50,7 +50,7 @@ class Inbound:
     __slots__ = (
         "_is_asked_for", "_is_chunked", "_is_headless", "_is_held", "_is_watched", "_parts", "_unread",
         "_waiter", "_way", "has_ended", "has_left", "has_started", "headers", "is_old", "is_whole",
-        "keeps_alive", "method", "path", "query", "task",
+        "keeps_alive", "method", "names", "path", "query", "task",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class Inbound:
         """`headers` have lower-case names; `is_old`: HTTP/1.0."""
         self._way = way
         self.method, self.path, self.query, self.headers = method, path, query, headers
+        self.names = {name for name, _ in headers}
         self.is_old = is_old
         self.keeps_alive = not is_old
         self.task: asyncio.Task[None] | None = None
@@ -109,7 +110,9 @@ class Inbound:
 
     def _ask_for_body(self) -> None:
         """Tell a client that waits for it to send the body."""
-        if not self.is_old and (b"expect", b"100-continue") in [(n, v.lower()) for n, v in self.headers]:
+        if b"expect" not in self.names or self.is_old:
+            return
+        if (b"expect", b"100-continue") in [(name, value.lower()) for name, value in self.headers]:
             self._way.send(_CONTINUE)
 
     def came(self, part: bytes) -> None:

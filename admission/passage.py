@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from admission.answers import HeaderList
 from admission.calls import Call
 from admission.decision_log import DecisionLog, Entry
@@ -24,7 +26,6 @@ from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
 from fleet.limiters import Limiter
-from fleet.messages import UsageRecord
 from fleet.offers import Dispatch, Evicted, Lease, Refused
 from fleet.outcomes import Outcome
 
@@ -221,9 +222,10 @@ class Passage:
         if lease is not None:
             taught = Outcome.UPSTREAM_ERROR if used_nothing else outcome  # a refusal is no short answer
             ledger.room.release(lease, prompt_tokens=prompt, output_tokens=output, outcome=taught)
+        has_record = self._reached_engine and self._last_lease is not None
         if self._reached_engine and self._last_lease is not None:
             self._record(self._last_lease, outcome, prompt, output)
-        ledger.journal.end(self.request_id)
+        ledger.journal.end(self.request_id, has_record=has_record)
 
     def _note_ending(self, outcome: Outcome, prompt: int, output: int) -> None:
         entry = self.entry
@@ -274,20 +276,18 @@ class Passage:
         }
 
     def _record(self, lease: Lease, outcome: Outcome, prompt: int, output: int) -> None:
-        """Count the tokens and write the one usage record."""
-        ledger = self._ledger
+        """Count the tokens and write the one usage record (`fleet.messages.UsageRecord`)."""
+        ledger, usage = self._ledger, self.usage
         ledger.metrics.count_tokens(self.flow, prompt, output)
-        ledger.spool.append(
-            UsageRecord(
-                **self._draft(lease, prompt),
-                seq=ledger.spool.next_seq,
-                request_id=self.request_id,
-                outcome=outcome,
-                cached_tokens=self.usage.cached_tokens if self.usage else None,
-                output_tokens=output,
-                exact=self.usage is not None,
-                ttft_s=self.ttft_s,
-                engine_s=ledger.clock.monotonic_s() - self._sent_s,
-                finished_at_s=ledger.clock.now().timestamp(),
-            )
-        )
+        seq = ledger.spool.next_seq
+        record = self._draft(lease, prompt)
+        record["seq"] = seq
+        record["request_id"] = self.request_id
+        record["outcome"] = outcome
+        record["cached_tokens"] = None if usage is None else usage.cached_tokens
+        record["output_tokens"] = output
+        record["exact"] = usage is not None
+        record["ttft_s"] = self.ttft_s
+        record["engine_s"] = ledger.clock.monotonic_s() - self._sent_s
+        record["finished_at_s"] = ledger.clock.now().timestamp()
+        ledger.spool.append_json(seq, orjson.dumps(record))

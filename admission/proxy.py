@@ -8,7 +8,6 @@ after the first byte, and an engine's words about itself reaching a client as ou
 from __future__ import annotations
 
 import asyncio
-import secrets
 
 from admission.answers import (
     Answer,
@@ -25,10 +24,11 @@ from admission.identity import Caller, caller_of
 from admission.inbound import BodyTooLarge, ClientLeft, Inbound
 from admission.passage import Passage
 from admission.passthrough import PASSED, Passthrough
-from admission.repeats import LOST
+from admission.repeats import LOST, RETRY_COUNT_HEADER
+from admission.request_ids import new_request_id
 from admission.sse import usage_in
 from admission.state import GatewayState
-from admission.upstream import Exchange, NodeFailed
+from admission.upstream import Exchange, NodeFailed, Overdue
 from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated, Unavailable
 from fleet.offers import Dispatch
 from fleet.outcomes import Outcome
@@ -121,9 +121,11 @@ class Proxy:
     async def _pass(self, request: Inbound, caller: Caller, call: Call) -> None:
         """Take a call that can be served to its end."""
         state, headers = self._state, request.headers
-        passage = Passage(state.ledger, caller, call, f"req-{secrets.token_hex(12)}")
+        passage = Passage(state.ledger, caller, call, new_request_id())
         passage.traced(headers, state.tracing)
-        if state.repeats.is_repeat(caller.tenant, headers, call.raw, state.clock.monotonic_s()):
+        may_repeat = RETRY_COUNT_HEADER in request.names or bool(state.repeats)
+        now_s = state.clock.monotonic_s()
+        if may_repeat and state.repeats.is_repeat(caller.tenant, headers, call.raw, now_s):
             state.metrics.repeated[passage.flow] += 1
         try:
             request.watch()
@@ -156,9 +158,10 @@ class Proxy:
         assignment = self._state.assignment
         if assignment is None:  # no policy never means no limit
             raise Unavailable("this gateway has no assignment yet", hint="Try again shortly")
-        for name, value in headers:
-            if name == b"content-encoding" and value.lower() != b"identity":
-                raise InvalidInput("a compressed body is not read", field="content-encoding")
+        if b"content-encoding" in request.names:
+            for name, value in headers:
+                if name == b"content-encoding" and value.lower() != b"identity":
+                    raise InvalidInput("a compressed body is not read", field="content-encoding")
         return caller_of(headers, self._state.keys, assignment.policy)
 
     def _parse(self, endpoint: str, raw: bytes) -> Call:
@@ -183,23 +186,17 @@ class Proxy:
 
     async def _exchange(self, passage: Passage, request: Inbound, dispatch: Dispatch) -> None:
         """Send to the node and relay the answer. Raises NodeFailed only before the client got a byte."""
-        deadline_s = self._state.settings.total_timeout_s
         exchange = await self._link.open(passage, dispatch)
+        exchange.ends_within(self._state.settings.total_timeout_s)
         try:
-            async with asyncio.timeout(deadline_s):
-                if exchange.status >= 400 or not exchange.is_stream:
-                    await self._relay_whole(passage, request, exchange)
-                else:
-                    await self._relay_stream(passage, request, exchange)
-        except NodeFailed:
-            self._link.failed(dispatch.node)
+            if exchange.status >= 400 or not exchange.is_stream:
+                await self._relay_whole(passage, request, exchange)
+            else:
+                await self._relay_stream(passage, request, exchange)
+        except NodeFailed as exc:
+            if not isinstance(exc, Overdue):
+                self._link.failed(dispatch.node)
             raise
-        except TimeoutError as exc:
-            if passage.ttft_s is None:
-                raise NodeFailed(Reason.TIMEOUT, f"no answer in {deadline_s:g} s") from exc
-            passage.finish(Outcome.UPSTREAM_TIMEOUT)
-            reason = f"The request ran longer than {deadline_s:g} s."
-            self._end_stream(passage.call, request, Outcome.UPSTREAM_TIMEOUT, reason)
         finally:
             exchange.close()
 
@@ -220,7 +217,7 @@ class Proxy:
         reader = reader_of(passage.call)
         failure: NodeFailed | None = None
         try:
-            async for chunk in exchange.chunks():
+            while chunk := await exchange.read():
                 if passage.ttft_s is None:
                     self._start_stream(passage, request)
                 passed = reader.feed(chunk)
@@ -233,7 +230,8 @@ class Proxy:
                 raise
             failure = exc
         outcome, reason = _ending(reader, failure)
-        self._link.judged(passage, outcome)
+        if not isinstance(failure, Overdue):
+            self._link.judged(passage, outcome)
         passage.entry.reason = reason
         passage.finish(outcome)
         if passage.ttft_s is None:

@@ -1,8 +1,9 @@
 """Which requests are at engines now, on disk: what a killed gateway still owes a usage record for.
 
 Owns `usage/running.log`: a `+` line with a draft of the record before a request goes to an engine, a `-`
-line after its real record is in the spool. Read once at the start. Sizes are bytes. Prevents: engine
-time that nobody pays for because the gateway was killed while it was used.
+line after its real record is in the spool. The latter may wait for the next `+`: until it is acknowledged,
+the record itself says as much. Read once at the start. Sizes are bytes. Prevents: engine time that nobody
+pays for because the gateway was killed while it was used.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 FILE_NAME = "running.log"
 _COMPACT_BYTES = 1 << 20
 _PAGE_RECORDS = 5_000
+_MOST_WAITING = 64
 
 
 class RunningJournal:
@@ -36,25 +38,39 @@ class RunningJournal:
         self._path = folder / FILE_NAME
         self._running: dict[str, bytes] = {}
         self._size_bytes = 0
+        self._ended: list[bytes] = []  # lines that wait for company
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self.failures = 0  # writes the disk refused
 
     def begin(self, request_id: str, draft: dict[str, Any]) -> None:
         """Note that a request goes to an engine, with what its record will say of it."""
-        line = b"+" + orjson.dumps({"request_id": request_id, **draft}) + b"\n"
-        self._running[request_id] = line
-        self._write(line)
+        draft["request_id"] = request_id
+        line = self._running[request_id] = b"+%s\n" % orjson.dumps(draft)
+        if self._ended:
+            self._ended.append(line)
+            self.flush()
+        else:
+            self._write(line)
 
-    def end(self, request_id: str) -> None:
-        """Note that the request's record is written."""
+    def end(self, request_id: str, *, has_record: bool) -> None:
+        """Note that the request ended, with its record in the spool or without one."""
         if self._running.pop(request_id, None) is None:
             return
-        self._write(b"-" + request_id.encode() + b"\n")
+        self._ended.append(b"-%s\n" % request_id.encode())
+        if not has_record or len(self._ended) >= _MOST_WAITING:
+            self.flush()
         if self._size_bytes > _COMPACT_BYTES:
             self._compact()
 
+    def flush(self) -> None:
+        """Write what waits: due before records are acknowledged, and so forgotten by the spool."""
+        if self._ended:
+            lines, self._ended = self._ended, []
+            self._write(b"".join(lines))
+
     def close(self) -> None:
         """Close the file."""
+        self.flush()
         os.close(self._descriptor)
 
     def _write(self, data: bytes) -> None:
@@ -66,6 +82,7 @@ class RunningJournal:
 
     def _compact(self) -> None:
         """Write the running ones into a new file and put it in place of the old."""
+        self._ended.clear()
         beside = self._path.with_suffix(".new")
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -46,7 +46,18 @@ def usage_of(document: object) -> Usage | None:
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Return the usage of a whole JSON answer, or None."""
+    """Return the usage of a whole JSON answer, or None.
+
+    Where "usage" stands behind the choices, only what follows is read: it is a member of the answer itself
+    exactly when the rest of the answer, with a brace before it, is an object.
+    """
+    begin = body.rfind(b'"usage"')
+    if begin < 0:
+        return None
+    try:
+        return usage_of(orjson.loads(b"{" + body[begin:]))
+    except orjson.JSONDecodeError:
+        pass
     try:
         return usage_of(orjson.loads(body))
     except orjson.JSONDecodeError:

@@ -55,6 +55,7 @@ class GatewayState:
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     models: frozenset[str] = frozenset()
     pools: dict[str, str] = field(default_factory=dict[str, str])
+    _ledger: Ledger | None = None
     on_change: list[Callable[[Assignment], None]] = field(
         default_factory=list[Callable[[Assignment], None]]
     )
@@ -62,7 +63,10 @@ class GatewayState:
     @property
     def ledger(self) -> Ledger:
         """Where endings are booked."""
-        return Ledger(
+        revision = None if self.assignment is None else self.assignment.revision
+        if self._ledger is not None and self._ledger.revision == revision:
+            return self._ledger
+        self._ledger = Ledger(
             self.clock,
             self.room,
             self.metrics,
@@ -71,8 +75,9 @@ class GatewayState:
             self.estimator,
             self.pool_of,
             self.decisions,
-            None if self.assignment is None else self.assignment.revision,
+            revision,
         )
+        return self._ledger
 
     @property
     def is_ready(self) -> bool:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from urllib.parse import urlsplit
 
 from admission.settings import Settings
-from admission.wire import NodeFailed, Wire, lost, timed_out
+from admission.wire import NodeFailed, Overdue, Wire, lost, timed_out
 from fleet.readings import Reason
 
-__all__ = ["Exchange", "NodeFailed", "Page", "Upstream"]
+__all__ = ["Exchange", "NodeFailed", "Overdue", "Page", "Upstream"]
 
 KEEP_ALIVE_S = 4.0
 #: Connections kept to one node while nobody uses them.
@@ -76,13 +76,19 @@ class Exchange:
     def is_stream(self) -> bool:
         return self.content_type.startswith("text/event-stream")
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raises NodeFailed when it breaks off or falls silent."""
-        while chunk := await self._wire.read(self._idle_timeout_s):
-            yield chunk
+    def ends_within(self, seconds: float) -> None:
+        """Have it fail (Overdue) when it is not read to its end in that time from now on."""
+        self._wire.ends_within(seconds)
+
+    def read(self) -> Awaitable[bytes]:
+        """Return what has come of the body, b"" at its end.
+
+        Raises NodeFailed when it breaks off, falls silent or takes too long.
+        """
+        return self._wire.read(self._idle_timeout_s)
 
     async def body(self, limit_bytes: int) -> bytes:
-        """Return the whole body. Raises NodeFailed when it breaks off or is larger than `limit_bytes`."""
+        """Return the whole body. Raises NodeFailed as `read` does, or when it is over `limit_bytes`."""
         parts: list[bytes] = []
         size = 0
         while chunk := await self._wire.read(self._idle_timeout_s):

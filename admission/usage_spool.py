@@ -55,10 +55,13 @@ class UsageSpool:
         self._created = 0  # segments made since the start, and those whose names are on disk
         self._created_synced = 0
         self._flushing = threading.Lock()
+        self._acknowledging = threading.Lock()
+        self._put_bytes = self._gone_bytes = 0  # the first is the appending thread's alone
         self._descriptor = -1
         self.dropped_records = 0  # lost to a full or failing disk since the start: alarm on it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._segments = self._recover()
+        self._put_bytes = sum(segment.size_bytes for segment in self._segments)
         self._open_last()
         self.last_seq = self._segments[-1].last_seq
         self.synced_seq = 0
@@ -74,7 +77,7 @@ class UsageSpool:
     @property
     def size_bytes(self) -> int:
         """Bytes of records on disk."""
-        return sum(segment.size_bytes for segment in self._segments)
+        return self._put_bytes - self._gone_bytes
 
     @property
     def needs_flush(self) -> bool:
@@ -86,9 +89,12 @@ class UsageSpool:
 
         Raises InvalidInput for another seq. A dropped record uses no number, so no hole appears.
         """
-        if record.seq != self.next_seq:
-            raise InvalidInput(f"usage record {record.seq} does not follow {self.last_seq}")
-        body = record.model_dump_json().encode()
+        return self.append_json(record.seq, record.model_dump_json().encode())
+
+    def append_json(self, seq: int, body: bytes) -> bool:
+        """Write a record that is JSON already, as `append` does: a tenth of the time of a model's."""
+        if seq != self.last_seq + 1:
+            raise InvalidInput(f"usage record {seq} does not follow {self.last_seq}")
         line = b"%08x %s\n" % (zlib.crc32(body), body)
         if self.size_bytes + len(line) > self._max_bytes:
             return self._drop("usage spool is full", None)
@@ -99,7 +105,8 @@ class UsageSpool:
             return self._drop("usage spool cannot be written", exc)
         segment = self._segments[-1]
         segment.size_bytes += len(line)
-        segment.last_seq = self.last_seq = record.seq
+        self._put_bytes += len(line)
+        segment.last_seq = self.last_seq = seq
         return True
 
     def flush(self) -> None:
@@ -153,10 +160,12 @@ class UsageSpool:
                 field="seq",
                 hint="Ask GET /admin/status for the spool's id and last number",
             )
-        gone = [segment for segment in self._segments[:-1] if segment.last_seq <= seq]
-        del self._segments[: len(gone)]  # in place: a segment appended meanwhile stays in the list
-        for segment in gone:
-            segment.path.unlink(missing_ok=True)
+        with self._acknowledging:
+            gone = [segment for segment in self._segments[:-1] if segment.last_seq <= seq]
+            del self._segments[: len(gone)]  # in place: a segment appended meanwhile stays in the list
+            for segment in gone:
+                segment.path.unlink(missing_ok=True)
+                self._gone_bytes += segment.size_bytes
 
     # -- files --------------------------------------------------------------------------------------
 

@@ -34,8 +34,16 @@ class NodeFailed(Exception):
         return self.reason is Reason.TIMEOUT
 
 
+class Overdue(NodeFailed):
+    """The whole exchange took longer than it may. That is not the node's fault."""
+
+
 def timed_out() -> NodeFailed:
     return NodeFailed(Reason.TIMEOUT, "no answer in time")
+
+
+def overdue() -> Overdue:
+    return Overdue(Reason.TIMEOUT, "it took longer than a request may")
 
 
 def lost(why: str) -> NodeFailed:
@@ -47,9 +55,9 @@ class Wire(asyncio.Protocol):
 
     __slots__ = (
         "_bare", "_chunks", "_due", "_error", "_has_length", "_is_held_back", "_is_spoilt",
-        "_loop", "_parser", "_rings_at_s",
+        "_loop", "_parser", "_peek", "_rings_at_s",
         "_timer", "_transport", "_unread", "_waiter", "content_type", "has_head", "is_done", "is_reusable",
-        "left_at_s", "status",
+        "left_at_s", "status", "until_s",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -60,11 +68,13 @@ class Wire(asyncio.Protocol):
         self._error: NodeFailed | None = lost("not connected")
         self._due = self._rings_at_s = 0.0
         self.left_at_s = 0.0
+        self.until_s = float("inf")  # the exchange ends by then, whatever comes
         self.is_reusable = False
+        self._peek: select.poll | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._begin()
 
     def _begin(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._chunks: list[bytes] = []
         self._unread = self._bare = 0
         self._is_held_back = self._has_length = self._is_spoilt = False
@@ -79,6 +89,7 @@ class Wire(asyncio.Protocol):
             raise self._error or lost("not connected")
         self._begin()
         self.is_reusable = False
+        self.until_s = float("inf")
         self._transport.write(request)
 
     async def head(self, within_s: float) -> None:
@@ -90,10 +101,14 @@ class Wire(asyncio.Protocol):
     async def read(self, idle_s: float) -> bytes:
         """Return what has come of the body, b"" at its end.
 
-        Raises NodeFailed when it breaks off, or nothing comes for `idle_s`.
+        Raises NodeFailed when it breaks off, or nothing comes for `idle_s`; Overdue after `until_s`.
         """
+        now_s = self._loop.time()
+        if now_s >= self.until_s:
+            self._fail(overdue())
+            raise overdue()
         if not self._chunks and not self.is_done:
-            self._due = self._loop.time() + idle_s
+            self._due = min(now_s + idle_s, self.until_s)
             while not self._chunks and not self.is_done:
                 await self._wait()
         if not self._chunks:
@@ -105,6 +120,10 @@ class Wire(asyncio.Protocol):
             self._is_held_back = False
             self._transport.resume_reading()
         return data
+
+    def ends_within(self, seconds: float) -> None:
+        """Have the exchange that was begun fail (Overdue) after that time from now on."""
+        self.until_s = self._loop.time() + seconds
 
     def end(self) -> bool:
         """End the exchange and say whether the connection can take another; otherwise it is cut."""
@@ -134,9 +153,10 @@ class Wire(asyncio.Protocol):
         """
         if self._transport is None or not self.is_open:
             return False
-        coming = select.poll()
-        coming.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not coming.poll(0)
+        if self._peek is None:
+            self._peek = select.poll()
+            self._peek.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not self._peek.poll(0)
 
     async def _wait(self) -> None:
         if self._error is not None:
@@ -154,8 +174,8 @@ class Wire(asyncio.Protocol):
         self._timer = None
         if self._waiter is None:
             return
-        if self._loop.time() >= self._due:
-            self._fail(timed_out())
+        if (now_s := self._loop.time()) >= self._due:
+            self._fail(overdue() if now_s >= self.until_s else timed_out())
         else:
             self._arm()
 

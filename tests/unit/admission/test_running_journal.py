@@ -1,0 +1,108 @@
+"""The journal of running requests over kills: one record a request, none that no engine had."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import orjson
+
+from admission.running_journal import FILE_NAME, RunningJournal, settle
+from admission.usage_spool import UsageSpool
+from fleet.clock import ManualClock
+
+CLOCK = ManualClock(datetime(2026, 11, 1, tzinfo=UTC))
+DRAFT = {
+    "tenant": "acme",
+    "key_id": "k",
+    "tier": "interactive",
+    "model": "m",
+    "endpoint": "chat",
+    "node": "n1",
+    "pool": "p",
+    "prompt_tokens": 3,
+    "reserved_tokens": 9,
+    "queued_s": 0.0,
+}
+REST = {
+    "outcome": "completed",
+    "cached_tokens": None,
+    "output_tokens": 2,
+    "exact": True,
+    "ttft_s": None,
+    "engine_s": 0.1,
+    "finished_at_s": 1.7e9,
+}
+
+
+def record(spool: UsageSpool, request_id: str) -> None:
+    seq = spool.next_seq
+    assert spool.append_json(seq, orjson.dumps({**DRAFT, **REST, "seq": seq, "request_id": request_id}))
+
+
+def settled(folder: Path) -> int:
+    """Do what a process does that starts after a kill: what waited in memory is lost."""
+    return settle(folder, UsageSpool(folder), CLOCK)
+
+
+def recorded(folder: Path) -> list[tuple[str, str]]:
+    records = map(orjson.loads, UsageSpool(folder).read(0, 1_000))
+    return [(one["request_id"], one["outcome"]) for one in records]
+
+
+def test_a_request_that_ended_with_a_record_is_not_recorded_again_though_its_end_was_not_written(
+    tmp_path: Path,
+) -> None:
+    spool, journal = UsageSpool(tmp_path), RunningJournal(tmp_path)
+    journal.begin("a", dict(DRAFT))
+    record(spool, "a")
+    journal.end("a", has_record=True)
+    assert b"-a\n" not in (tmp_path / FILE_NAME).read_bytes()  # it waits
+    assert settled(tmp_path) == 0
+    assert recorded(tmp_path) == [("a", "completed")]
+
+
+def test_a_request_that_ran_at_the_kill_gets_its_record(tmp_path: Path) -> None:
+    spool, journal = UsageSpool(tmp_path), RunningJournal(tmp_path)
+    for name in ("a", "b"):
+        journal.begin(name, dict(DRAFT))
+    record(spool, "a")
+    journal.end("a", has_record=True)
+    assert settled(tmp_path) == 1
+    assert recorded(tmp_path) == [("a", "completed"), ("b", "upstream_error")]
+
+
+def test_a_request_that_no_engine_had_gets_none(tmp_path: Path) -> None:
+    UsageSpool(tmp_path).close()
+    journal = RunningJournal(tmp_path)
+    journal.begin("refused", dict(DRAFT))
+    journal.end("refused", has_record=False)
+    assert settled(tmp_path) == 0
+    assert recorded(tmp_path) == []
+
+
+def test_records_that_were_acknowledged_and_are_gone_do_not_come_back(tmp_path: Path) -> None:
+    spool, journal = UsageSpool(tmp_path, segment_bytes=1), RunningJournal(tmp_path)  # a record a segment
+    for name in ("a", "b"):
+        journal.begin(name, dict(DRAFT))
+        record(spool, name)
+        journal.end(name, has_record=True)
+    spool.flush()
+    journal.flush()  # as the admin API does before it acknowledges
+    spool.acknowledge(2)
+    assert recorded(tmp_path) == [("b", "completed")]  # the newest segment stays
+    assert settled(tmp_path) == 0
+    assert recorded(tmp_path) == [("b", "completed")]
+
+
+def test_the_journal_stays_short_over_many_requests(tmp_path: Path) -> None:
+    UsageSpool(tmp_path).close()
+    journal = RunningJournal(tmp_path)
+    journal.begin("stays", dict(DRAFT))
+    for number in range(20_000):  # of about 250 bytes each: 5 MB
+        journal.begin(f"r{number}", dict(DRAFT))
+        journal.end(f"r{number}", has_record=True)
+    journal.close()
+    assert (tmp_path / FILE_NAME).stat().st_size < 2 << 20
+    assert settled(tmp_path) == 1
+    assert recorded(tmp_path) == [("stays", "upstream_error")]
