@@ -118,6 +118,7 @@ class SimNode:
         elif self._frozen_at_s is not None:
             self._late_aborts.append(answer)
         else:
+            self.tick()  # what the engine finished by now is finished, whoever left
             self._drop(answer)
 
     def _submit(self, answer: Answer) -> None:
