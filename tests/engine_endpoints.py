@@ -120,6 +120,8 @@ async def _stream(
             assert request.transport is not None
             request.transport.abort()
             return response
+        if fault == "stall" and index == tokens // 2:
+            await asyncio.Event().wait()
         await asyncio.sleep(pause)
         served.output_tokens += 1
         await tell(

@@ -189,6 +189,8 @@ class FakeEngine:
                 served.ending = "cut"
                 request.transport.abort()
                 return response
+            if fault == "stall" and index == tokens // 2:
+                await asyncio.Event().wait()
             await asyncio.sleep(pause)
             served.output_tokens += 1
             await self._event(response, {"choices": [{"delta": {"content": f"w{index}"}}]})

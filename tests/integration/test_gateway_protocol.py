@@ -125,6 +125,55 @@ def test_what_no_engine_can_serve_is_refused_by_name_and_burns_nothing(
     assert gateway.metric("rhodeck_gateway_offered_total") == 0
 
 
+# -- headers of clients ------------------------------------------------------------------------------
+
+HOSTILE = {
+    "system": {"X-Rhodeck-Tenant": "globex", "X-Rhodeck-Node": "node-9", "X-Rhodeck-Would-Refuse": "a"},
+    "request id": {"X-Request-Id": "req-of-somebody-else", "X-Correlation-Id": "a"},
+    "priority": {"X-Priority": "-99", "Priority": "u=0", "X-Vllm-Priority": "-99"},
+    "engine's own": {"X-Data-Parallel-Rank": "3", "X-Session-Id": "s", "X-Prefiller-Host-Port": "h:1"},
+    "hop by hop": {
+        "Connection": "close, X-Secret-Hop",
+        "X-Secret-Hop": "a",
+        "Keep-Alive": "timeout=999",
+        "TE": "trailers",
+        "Upgrade": "h2c",
+        "Proxy-Authorization": "Basic a",
+        "Proxy-Connection": "keep-alive",
+    },
+    "forwarded": {
+        "Forwarded": "for=127.0.0.1;host=admin",
+        "X-Forwarded-For": "127.0.0.1",
+        "X-Forwarded-Host": "admin",
+        "X-Forwarded-Proto": "https",
+        "X-Real-Ip": "127.0.0.1",
+        "Via": "1.1 admin",
+        "X-Original-Url": "/admin/status",
+        "X-Http-Method-Override": "DELETE",
+    },
+    "cookies": {"Cookie": "session=1", "Origin": "http://evil.example", "Referer": "http://evil.example"},
+    "openai's": {"OpenAI-Organization": "org", "X-Stainless-Retry-Count": "3", "Idempotency-Key": "k"},
+}
+
+
+@pytest.mark.parametrize("headers", HOSTILE.values(), ids=HOSTILE.keys())
+def test_no_header_of_a_client_reaches_an_engine(
+    gateway: GatewayProcess, engine: FakeEngine, headers: dict[str, str]
+) -> None:
+    with gateway.client(**headers) as client:
+        answer = client.post("/v1/chat/completions", json=chat())
+    assert answer.status_code == 200
+    [served] = engine.served
+    ours = {"host", "accept-encoding", "user-agent", "content-type", "content-length", "x-request-id"}
+    sent = {name.lower(): value for name, value in served.headers.items()}
+    assert sent.keys() == ours
+    assert sent["x-request-id"] == served.request_id == answer.headers["x-request-id"]
+    assert sent["x-request-id"].startswith("req-")
+    assert not set(headers.values()) & set(sent.values())
+    [record] = gateway.usage()
+    assert (record["tenant"], record["tier"]) == ("acme", "interactive")
+
+
 # -- models and paths -------------------------------------------------------------------------------
 
 
