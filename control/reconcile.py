@@ -206,10 +206,20 @@ async def _push(
 def _held(deps: Deps, place: Place, answer: Answer | None) -> Mapping[str, TenantShare]:
     """Return the shares a gateway may be using: as it says now, or as it said before contact was lost."""
     if isinstance(answer, GatewayStatus):
-        return answer.shares
+        return _claimed(place, answer)
     lost_at: datetime | None = place.known.contact_lost_at
     is_given_up = lost_at is not None and deps.clock.now() - lost_at > timedelta(seconds=deps.hold_s)
     return {} if is_given_up else _shares_of(place.known)
+
+
+def _claimed(place: Place, status: GatewayStatus) -> Mapping[str, TenantShare]:
+    """Return the most a gateway that answers may come to hold before it confirms what is sent now.
+
+    A push that was given up may still be on the wire; it is taken unless something newer came before.
+    """
+    if status.generation >= (place.generation or 0):
+        return status.shares
+    return assignments.may_hold(status.shares, _shares_of(place.known))
 
 
 def _shares_of(known: Known) -> Mapping[str, TenantShare]:
@@ -280,7 +290,8 @@ def _look(deps: Deps, before: Known, answer: Answer | None, place: Place, now: d
     if answer is None:  # not due yet
         return before
     if isinstance(answer, GatewayStatus):
-        return after_answer(before, answer, now)
+        looked, claimed = after_answer(before, answer, now), _claimed(place, answer)
+        return looked if claimed is answer.shares else after_lost_push(looked, claimed)
     return _silence(deps, before, answer, place, now)
 
 
