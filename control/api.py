@@ -38,7 +38,7 @@ from control import (
     queries_policy,
     queries_rho,
 )
-from control.api_calls import Call
+from control.api_calls import Call, Later
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.diagnose import diagnosis, span_of
@@ -84,7 +84,9 @@ class Asked:
         return self.request.headers.get("idempotency-key")
 
 
-Work = Callable[[Session, ApiDeps, Asked], Response]
+#: What is worked out when the transaction has ended.
+Rest = Callable[[], Response]
+Work = Callable[[Session, ApiDeps, Asked], Response | Rest]
 
 
 def build_app(deps: ApiDeps) -> Starlette:
@@ -200,7 +202,8 @@ def _call(work: Work, scope: Scope, deps: ApiDeps) -> Callable[[Request, ApiDeps
 
     def run(asked: Asked) -> Response:
         with session_scope(deps.engine) as session:
-            return work(session, deps, asked)
+            found = work(session, deps, asked)
+        return found if isinstance(found, Response) else found()
 
     async def handler(request: Request, _deps: ApiDeps) -> Response:
         kind, _, secret = request.headers.get("authorization", "").partition(" ")
@@ -270,7 +273,7 @@ def _policy(session: Session, _deps: ApiDeps, _asked: Asked) -> Response:
 
 
 def _called(call: Call) -> Work:
-    def work(session: Session, deps: ApiDeps, asked: Asked) -> Response:
+    def work(session: Session, deps: ApiDeps, asked: Asked) -> Response | Rest:
         answer = call.answer(
             session,
             deps.clock.now(),
@@ -282,6 +285,8 @@ def _called(call: Call) -> Work:
             zone=deps.zone,
             finance_key=deps.finance_key,
         )
+        if isinstance(answer, Later):
+            return lambda: _json(answer.work(), call.code)
         return _json(answer, call.code)
 
     return work

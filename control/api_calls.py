@@ -49,13 +49,23 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """An answer that takes seconds to work out and needs no database: nothing is open meanwhile.
+
+    It follows from the body alone, so it is not remembered under an idempotency key.
+    """
+
+    work: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call of the API."""
 
     method: str
     path: str
     summary: str
-    run: Callable[[Asked], dict[str, Any]]
+    run: Callable[[Asked], dict[str, Any] | Later]
     body: type[Body] | None = None
     code: int = 200
     reads: Scope = Scope.ALERTS_READ
@@ -78,7 +88,7 @@ class Call:
         key: str | None,
         zone: ZoneInfo,
         finance_key: Path | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | Later:
         """Carry the call out once for `key` and return what it answers. Raises what its command raises."""
         model = None if self.body is None else _parsed(self.body, body)
         asked = Asked(session, now, actor, path, query, model, zone, finance_key)
@@ -90,6 +100,8 @@ class Call:
         if before is not None:
             return before
         answer = self.run(asked)
+        if isinstance(answer, Later):
+            return answer
         idempotency.remember(session, key, action, request, answer, now)
         return answer
 

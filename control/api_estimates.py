@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from control.api_calls import Asked, Body, Call
+from control.api_calls import Asked, Body, Call, Later
 from control.comparison_documents import read_comparison
 from control.comparison_report import as_json
 from control.estimate_inputs import Measured, measured_inputs
@@ -40,9 +40,9 @@ class StartBody(Body):
     engine: str | None = None  # profile of the engines behind the gate; none: service times are drawn
 
 
-def _compare(asked: Asked) -> dict[str, Any]:
+def _compare(asked: Asked) -> Later:
     ready = read_comparison(asked.body.document, lambda name: stored_traffic(asked.session, name))
-    return as_json(ready, ready.run())
+    return Later(lambda: as_json(ready, ready.run()))
 
 
 def _inputs(asked: Asked) -> dict[str, Any]:

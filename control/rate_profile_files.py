@@ -7,6 +7,7 @@ Files are somebody's: bounded and checked. Prevents: an estimate that cannot say
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Set
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control.capacity_files import read_rows
-from control.tables import GatewaySampleRow
+from control.tables import GatewayRow, GatewaySampleRow
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, MONTH_BINS
 from fleet.rate_profiles import RateProfile, read_profile, recorded_profile
@@ -48,7 +49,9 @@ def file_profile(path: Path) -> RateProfile:
 def recorded_rates(session: Session, since: datetime, until: datetime) -> RateProfile:
     """Return the arrivals at the gateways in [since, until), refused ones included.
 
-    Every round counts for the bins its covered time fills. Raises InvalidInput when too little is known.
+    Every round counts for the bins its covered time fills. A bin in which a gateway was not heard that was
+    heard before is unknown, not less: until its last round, or the end of the range if it is still active.
+    Raises InvalidInput when too little is known.
     """
     g = GatewaySampleRow
     rows = session.execute(
@@ -56,8 +59,8 @@ def recorded_rates(session: Session, since: datetime, until: datetime) -> RatePr
     )
     bins = min(int((until - since).total_seconds() // BIN_S), MONTH_BINS)
     requests: dict[int, float] = defaultdict(float)
-    seen: set[int] = set()
-    for at, _, covered_s, offered in rows:
+    seen: dict[str, set[int]] = defaultdict(set)
+    for at, gateway, covered_s, offered in rows:
         if covered_s is None or offered is None or covered_s <= 0:
             continue
         first = (at - timedelta(seconds=covered_s) - since).total_seconds() / BIN_S
@@ -66,8 +69,27 @@ def recorded_rates(session: Session, since: datetime, until: datetime) -> RatePr
             overlap = min(last, place + 1) - max(first, place)
             if overlap > 0:
                 requests[place] += offered * overlap * BIN_S / covered_s
-                seen.add(place)
-    counts = [(BIN_S, requests[place] if place in seen else None) for place in range(bins)]
+                seen[gateway].add(place)
+    active = set(session.scalars(select(GatewayRow.name).where(GatewayRow.state == "active")))
+    unheard = _partly_heard({name: places for name, places in seen.items() if places}, active, bins)
+    known = set[int]().union(*seen.values()) - unheard
+    counts = [(BIN_S, requests[place] if place in known else None) for place in range(bins)]
     if not counts:
         raise InvalidInput("the range is shorter than 10 s", field="/profile", hint="Give a longer range")
-    return recorded_profile(f"gateways, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC", counts)
+    name = f"gateways, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
+    if unheard:
+        name += f"; {len(unheard) / bins:.1%} of it unknown: not every gateway was heard"
+    silent = sorted(active - {gateway for gateway, places in seen.items() if places})
+    if silent:
+        name += f"; without {len(silent)} active gateways that were never heard in it"
+    return recorded_profile(name, counts)
+
+
+def _partly_heard(seen: Mapping[str, Set[int]], active: Set[str], bins: int) -> set[int]:
+    """Return the bins in which a gateway is missing that was there before and comes back or should."""
+    missing: set[int] = set()
+    for gateway, places in seen.items():
+        # The last bin may end after the newest round: that is not known of anybody yet.
+        end = max(max(own) for own in seen.values()) + 1 if gateway in active else max(places)
+        missing |= set(range(min(places), min(end, bins))) - places
+    return missing

@@ -45,13 +45,18 @@ def ready(document: dict[str, Any]) -> Comparable:
 
 
 def traffic(name: str) -> RateProfile:
-    """Return a bundled traffic or a kept one. Never a file."""
-    return _traffic(name) if name in BUNDLED else deps().patience.ask(lambda: _traffic(name))
+    """Return a bundled traffic or a kept one. Never a file. One that was removed is gone here too."""
+    if name in BUNDLED:
+        return _traffic(name)
+    kept = kept_traffic().value
+    if kept is not None and name not in {one.name for one in kept}:
+        _traffic.clear(name)  # removed, or kept this very moment: the database says which
+    return deps().patience.ask(lambda: _traffic(name))
 
 
 @st.cache_resource(show_spinner=False, max_entries=12)
 def _traffic(name: str) -> RateProfile:
-    """What a name stands for never changes: bundled, or named by its content."""
+    """What a name stands for never changes while it is kept: bundled, or named by its content."""
     with session_scope(deps().reader) as session:
         return stored_traffic(session, name)
 

@@ -12,12 +12,15 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import select, update
 
+from control.api_calls import Later
+from control.api_estimates import CALLS
 from control.cli_estimate import estimate
 from control.comparison_documents import Comparable, read_comparison
 from control.database import session_scope
@@ -48,6 +51,7 @@ pytestmark = pytest.mark.postgres
 
 ADA = Actor("ada", Role.OPERATOR, "cli")
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+BERLIN = ZoneInfo("Europe/Berlin")
 #: A sixtieth of the guide's traffic and nodes: half a million requests a month instead of 31 million.
 SMALL: dict[str, Any] = {
     "traffic": "A",
@@ -409,6 +413,57 @@ def test_a_run_through_the_real_gate_is_cancelled_between_slices_and_bounded(
         many = Precision(replications=20, gate_days=30)
         with pytest.raises(InvalidInput, match="through the real gate"):
             enqueue(session, small(mean_rps=12, mu=3), "five", many, actor=ADA, now=NOW)
+
+
+def test_engines_and_tenants_behind_the_gate_on_two_processes_are_those_of_one(
+    database: FreshDatabase,
+) -> None:
+    tenants = {"interactive": {"acme": [0.7, 2.0], "beta": [0.3, 1.0]}}
+    weights = {"interactive": 60.0, "batch": 30.0, "best_effort": 10.0}
+    ready = small(mean_rps=0.05, mu=0.0125, tenants=tenants, weights=weights)
+    precision = Precision(replications=1, slots=2, gate_days=2, engine="h100-70b-fp8")
+
+    def ask() -> int:
+        with session_scope(database.engine) as session:
+            return enqueue(session, ready, "five", precision, actor=ADA, now=NOW)
+
+    run = ask()
+    worker = a_worker(database)
+    worker.processes = 2
+    assert worker.work() == 1
+    found = seen(database, run)
+    assert (found.state, found.error) == ("done", "")
+    assert found.spec["gate"]["engine"]["name"] == "h100-70b-fp8"
+    month = found.months["1"]
+    assert [(one["tier"], one["tenant"]) for one in month["tenants"]] == [
+        ("interactive", "acme"),
+        ("interactive", "beta"),
+    ]
+    assert "(60/30/10)" in " ".join(month["difference"])
+    assert month["preemptions"] == 0
+    assert month["tiers"]["batch"]["first_p95_s"] < month["tiers"]["batch"]["e2e_p95_s"]
+    with session_scope(database.engine) as session:
+        session.execute(update(EstimateRunRow).values(state="failed"))
+    again = ask()
+    assert again != run
+    assert a_worker(database).work() == 1
+    assert seen(database, again).months == found.months
+    with pytest.raises(InvalidInput, match="behind the real gate"):
+        Precision(engine="h100-70b-fp8")
+    with pytest.raises(NotFound, match="no engine profile"):
+        Precision(gate_days=1, engine="abacus")
+
+
+def test_a_comparison_is_worked_out_when_its_transaction_has_ended(database: FreshDatabase) -> None:
+    call = next(one for one in CALLS if one.path == "/api/v1/estimates/compare")
+    with session_scope(database.engine) as session:
+        name = keep_trace(session, RateProfile("mine", np.full(8_640, 0.2), "a test"), actor=ADA, now=NOW)
+    body = json.dumps({"document": {**SMALL, "traffic": name}}).encode()
+    with session_scope(database.engine) as session:
+        later = call.answer(session, NOW, ADA, path={}, query={}, body=body, key="once", zone=BERLIN)
+    assert isinstance(later, Later)
+    database.engine.dispose()
+    assert later.work()["document"]["traffic"] == name
 
 
 def test_the_time_left_is_that_of_the_pace_so_far(database: FreshDatabase) -> None:

@@ -6,15 +6,20 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from control.comparison_documents import as_link, from_link, read_comparison
 from control.database import session_scope
 from control.estimate_runs import Precision, enqueue
+from control.estimate_traces import keep_trace, remove_trace
 from control.rate_profile_files import bundled_profile
+from control.roles import Actor, Role
 from dashboard import data_estimates
 from dashboard.report_page import report_page
 from fleet.clock import SystemClock
+from fleet.rate_profiles import RateProfile
 from tests.pages.fleet_rows import ADMIN
 from tests.postgres_server import FreshDatabase
 
@@ -132,6 +137,25 @@ def test_an_uploaded_trace_is_kept_and_its_address_shows_it_again(empty: Show) -
     written = at.query_params["e"]
     again = empty("estimates", e=written if isinstance(written, str) else written[0])
     assert column(again, "usd") == column(at, "usd")
+
+
+def test_a_traffic_that_was_removed_is_gone_from_the_page_too(
+    empty: Show, dashboard_on: FreshDatabase
+) -> None:
+    ada, now = Actor("ada", Role.ADMIN, "cli"), SystemClock().now()
+    profile = RateProfile("mine", np.full(8_640, 6.0), "a test")
+    with session_scope(dashboard_on.engine) as session:
+        name = keep_trace(session, profile, actor=ada, now=now)
+    written = as_link(read_comparison({"traffic": name}, lambda _: profile).document)
+    at = empty("estimates", e=written)
+    assert column(at, "usd")
+    with session_scope(dashboard_on.engine) as session:
+        remove_trace(session, name, actor=ada, now=now)
+    st.cache_data.clear()  # the list of kept traffic is asked for again after seconds
+    at.run()
+    errors = " ".join(str(e.proto) for e in at.error)
+    assert "These inputs have no answer" in errors
+    assert "/traffic" in errors
 
 
 def test_a_file_that_is_no_traffic_is_refused_in_words(empty: Show) -> None:

@@ -166,6 +166,40 @@ def test_recorded_arrivals_are_those_of_all_gateways(session: Session) -> None:
     assert profile.rates_rps == pytest.approx([2.0] * 60)
 
 
+@pytest.mark.postgres
+def test_a_gateway_that_was_not_heard_leaves_a_gap_and_not_less_traffic(session: Session) -> None:
+    start = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+    # gw-2 is silent from 200 s to 280 s and comes back; gw-3 is removed after 100 s; gw-4 was never heard.
+    rounds = {
+        "gw-1": range(1, 31),
+        "gw-2": [*range(1, 11), *range(15, 31)],
+        "gw-3": range(1, 6),
+        "gw-4": [],
+    }
+    for gateway, heard in rounds.items():
+        state = "removed" if gateway == "gw-3" else "active"
+        session.add(GatewayRow(name=gateway, base_url=f"http://{gateway}", state=state, created_at=start))
+        session.flush()
+        for k in heard:
+            session.add(
+                GatewaySampleRow(
+                    at=start + timedelta(seconds=20 * k),
+                    gateway=gateway,
+                    tenant="acme",
+                    tier="interactive",
+                    covered_s=20.0,
+                    offered=20,
+                )
+            )
+    session.flush()
+    profile = recorded_rates(session, start, start + timedelta(seconds=600))
+    # 1 request/s each: three for 100 s, then two. The gap holds its neighbour's rate, not half of it.
+    assert profile.rates_rps == pytest.approx([3.0] * 10 + [2.0] * 50)
+    assert profile.filled_share == pytest.approx(10 / 60)  # 8 bins, and 2 whose round is not over
+    assert "13.3% of it unknown: not every gateway was heard" in profile.source
+    assert "without 1 active gateways" in profile.source
+
+
 def test_events_stand_beside_the_fluid_answer(tmp_path: Path) -> None:
     (tmp_path / "calm.csv").write_text("bin,rate_rps\n" + "".join(f"{k},0.2\n" for k in range(8640)))
     path = tmp_path / "scenario.json"
