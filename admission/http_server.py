@@ -96,7 +96,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._end_input()  # no other protocol is spoken here; what follows is of that other one
+            if self._refusal is None:
+                self._end_input()  # no other protocol is spoken here; what follows is of that other one
         except httptools.HttpParserError:
             if not self._end_input():
                 self._refusal = self._refusal or _BAD

@@ -1,6 +1,6 @@
-"""The listening side that the gateway had before its own: uvicorn, as an oracle for `admission.http_server`.
+"""The listening side that the gateway had before its own: uvicorn, an oracle for `admission.http_server`.
 
-A handler written for `admission.inbound.Inbound` runs behind uvicorn's httptools protocol with the same limits.
+A handler written for `admission.inbound.Inbound` runs behind uvicorn's httptools protocol.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class AsgiInbound:
 
     def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         length = (b"content-length", b"%d" % len(body))
-        self._later.append(
-            {"type": "http.response.start", "status": status, "headers": [*headers, length]}
-        )
+        self._later.append({"type": "http.response.start", "status": status, "headers": [*headers, length]})
         self._later.append({"type": "http.response.body", "body": body})
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
