@@ -8,11 +8,13 @@ fault=cut". `GatewayProcess` is `python -m admission` on a free port. Times are 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -138,7 +140,12 @@ class FakeEngine:
         served = await self.note(request)
         served.ending = "finished"
         usage = {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS}
-        return web.json_response({"data": [], "usage": usage})
+        given = served.body["input"]
+        count = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+        is_packed = served.body.get("encoding_format") == "base64"
+        vector: Any = base64.b64encode(struct.pack("<2f", 0.5, -1.0)).decode() if is_packed else [0.5, -1.0]
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index in range(count)]
+        return web.json_response({"object": "list", "model": MODEL, "data": data, "usage": usage})
 
     async def note(self, request: web.Request) -> Served:
         body = json.loads(await request.read())

@@ -170,3 +170,96 @@ def test_its_retries_wait_as_long_as_they_are_told_and_then_succeed(
         assert following - at >= 0.99 * wait_s  # a lower bound: no load on the machine can break it
     assert len(asked) == 3 + len(told)
     assert gateway.metric("rhodeck_gateway_requests_total", tenant="acme", outcome="completed") == 3
+
+
+# -- responses, one model, tokenizing ---------------------------------------------------------------
+
+
+def test_responses_whole_and_streamed(gateway: GatewayProcess) -> None:
+    with client(gateway) as ai:
+        whole = ai.responses.create(model=MODEL, input="tokens=4", max_output_tokens=20)
+        assert whole.output_text == "word word word word "
+        assert whole.usage is not None
+        assert (whole.usage.output_tokens, whole.usage.input_tokens_details.cached_tokens) == (4, 2)
+        events = list(ai.responses.create(model=MODEL, input="tokens=5", max_output_tokens=20, stream=True))
+    assert events[0].type == "response.created"
+    assert [event.type for event in events].count("response.output_text.delta") == 5
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.usage is not None
+    assert events[-1].response.usage.output_tokens == 5
+    records = eventually(lambda: gateway.usage() if len(gateway.usage()) == 2 else None)
+    assert [(record["endpoint"], record["output_tokens"]) for record in records] == [
+        ("responses", 4),
+        ("responses", 5),
+    ]
+
+
+def test_a_response_that_breaks_off_raises_in_the_client(gateway: GatewayProcess) -> None:
+    with client(gateway) as ai:
+        stream = ai.responses.create(
+            model=MODEL, input="tokens=6 fault=cut", max_output_tokens=20, stream=True
+        )
+        with pytest.raises(openai.APIError) as broken:
+            list(stream)
+        with pytest.raises(openai.BadRequestError) as refused:
+            ai.responses.create(model=MODEL, input="a", previous_response_id="resp_1")
+        with pytest.raises(openai.NotFoundError):
+            ai.responses.retrieve("resp_1")
+    assert broken.value.code == "upstream_error"
+    assert refused.value.param == "previous_response_id"
+
+
+def test_many_responses_at_once_by_the_asynchronous_client(gateway: GatewayProcess) -> None:
+    async def tokens_of(ai: openai.AsyncOpenAI, tokens: int) -> int:
+        stream = await ai.responses.create(
+            model=MODEL, input=f"tokens={tokens} pause=0.002", max_output_tokens=64, stream=True
+        )
+        return len([event async for event in stream if event.type == "response.output_text.delta"])
+
+    async def run() -> list[int]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{gateway.base_url}/v1", api_key=KEYS["globex"], max_retries=0, timeout=PATIENT_S
+        ) as ai:
+            return await asyncio.gather(*(tokens_of(ai, 1 + number) for number in range(30)))
+
+    assert asyncio.run(run()) == [1 + number for number in range(30)]
+    eventually(lambda: settled(gateway))
+    assert sum(record["output_tokens"] for record in gateway.usage()) == sum(range(1, 31))
+
+
+def test_one_model_is_retrieved_and_a_missing_one_is_not_found(gateway: GatewayProcess) -> None:
+    with client(gateway) as ai:
+        assert ai.models.retrieve(MODEL).id == MODEL
+        with pytest.raises(openai.NotFoundError):
+            ai.models.retrieve("nobody/of-this-name")
+
+
+def test_embeddings_of_several_texts_and_of_token_ids(gateway: GatewayProcess, engine: FakeEngine) -> None:
+    with client(gateway) as ai:
+        two = ai.embeddings.create(model=MODEL, input=["one", "two"])  # it asks for base64 by itself
+        ai.embeddings.create(model=MODEL, input=[[1, 2, 3], [4]])
+    assert [list(one.embedding) for one in two.data] == [[0.5, -1.0]] * 2
+    assert [served.body["input"] for served in engine.served] == [["one", "two"], [[1, 2, 3], [4]]]
+    assert engine.served[0].body["encoding_format"] == "base64"
+    assert [record["endpoint"] for record in gateway.usage()] == ["embeddings"] * 2
+
+
+def test_a_client_that_retries_after_an_outage_is_served_when_it_is_over(
+    gateway: GatewayProcess, engine: FakeEngine
+) -> None:
+    nothing = assignment([engine], generation=2)
+    nothing["nodes"][0]["draining"] = True
+    assert gateway.push(nothing).status_code == 200
+    codes = list[int]()
+
+    def on_answer(answer: Any) -> None:
+        codes.append(answer.status_code)
+        if len(codes) == 1:
+            assert gateway.push(assignment([engine], generation=3)).status_code == 200
+            eventually(lambda: gateway.status()["nodes_usable"] == 1)
+
+    http = openai.DefaultHttpxClient(event_hooks={"response": [on_answer]})
+    with client(gateway, max_retries=5, http_client=http) as ai:
+        answer = ai.responses.create(model=MODEL, input="tokens=2", max_output_tokens=20)
+    assert answer.output_text == "word word "
+    assert codes == [503, 200]
