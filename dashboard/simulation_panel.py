@@ -17,15 +17,18 @@ from dashboard import tables_estimates as tables
 from dashboard import viewmodels_gate_days as gate_vm
 from dashboard import viewmodels_simulation as vm
 from fleet.comparison import Comparison
+from fleet.engine_profile import H100_70B_FP8
 from fleet.errors import FleetError
 
-#: How every request is simulated.
-METHODS = {
-    "One queue, 3 months": Precision(),
-    "Real gate, 1 day": Precision(replications=1, gate_days=1),
-    "7 days": Precision(replications=1, gate_days=7),
-    "30 days": Precision(replications=1, gate_days=30),
+#: How every request is simulated: so many days through the gate, or none.
+METHODS: dict[str, int | None] = {
+    "One queue, 3 months": None,
+    "Real gate, 1 day": 1,
+    "7 days": 7,
+    "30 days": 30,
 }
+#: What stands behind the gate: engines of a profile, or service times as drawn.
+BEHIND: dict[str, str | None] = {"Engines": H100_70B_FP8.name, "Drawn service times": None}
 TICK_S = 2.0
 
 
@@ -33,10 +36,24 @@ def simulation_panel(ready: Comparable, compared: Comparison) -> None:
     """Draw the panel; it draws itself again while something waits or runs."""
     names = list(METHODS)
     chosen = st.segmented_control("How", names, default=names[0], key="simulation_method")
-    precision = METHODS[chosen or names[0]]
+    precision = _precision(METHODS[chosen or names[0]])
     first = data_estimates.simulations(ready, precision)
     is_open = bool(vm.open_runs(first.value or {}))
     components.live(lambda: _draw(ready, compared, precision), TICK_S if is_open else None)
+
+
+def _precision(gate_days: int | None) -> Precision:
+    if gate_days is None:
+        return Precision()
+    names = list(BEHIND)
+    chosen = st.segmented_control(
+        "Behind the gate",
+        names,
+        default=names[0],
+        key="simulation_behind",
+        help="Engines slow down as they fill, keep KV within their cache, and serve mu when full",
+    )
+    return Precision(replications=1, gate_days=gate_days, engine=BEHIND[chosen or names[0]])
 
 
 def _draw(ready: Comparable, compared: Comparison, precision: Precision) -> None:
@@ -55,6 +72,9 @@ def _draw(ready: Comparable, compared: Comparison, precision: Precision) -> None
         st.caption(gate_vm.summary(ready.profile.month(), hashes, found, precision))
         rows = gate_vm.rows(compared, hashes, found, now)
         components.table(rows, tables.GATE_DAYS, key="gate_days", is_wrapped=True)
+        tenants = gate_vm.tenant_rows(compared, hashes, found)
+        if tenants["tenant"]:
+            components.table(tenants, tables.GATE_TENANTS, key="gate_tenants")
     person = access.look_up(is_active=False)
     why = None if person is None else person.may_not(Permission.RUN_ESTIMATES)
     missing = [key for key in hashes.values() if key not in found or found[key].state in _AGAIN]

@@ -78,8 +78,20 @@ GATE_DAYS: dict[str, Any] = {
     "p95": _figure("p95, gate"),
     "p99 events": _figure("p99, one queue"),
     "p99": _figure("p99, gate"),
+    "first p95": _figure(
+        "First token p95", "Interactive, arrival to first token; known where engines serve"
+    ),
     "slo events": _figure("In objective, one queue"),
     "slo": _figure("In objective, gate"),
     "difference": column.TextColumn("What the gate does", width="large"),
+}
+GATE_TENANTS: dict[str, Any] = {
+    "strategy": column.TextColumn("Strategy", width="medium", pinned=True),
+    "tier": column.TextColumn("Tier"),
+    "tenant": column.TextColumn("Tenant"),
+    "offered": _figure("Requests", "Of the days simulated"),
+    "refused": _figure("Refused", "Of its own requests, by the gate"),
+    "mean wait": _figure("Mean wait", "Of its requests that started"),
+    "slo": _figure("In objective", "Of its own requests"),
 }
 MEASURED: dict[str, Any] = INPUTS

@@ -16,12 +16,12 @@ from dashboard.viewmodels_comparison import usd
 from dashboard.viewmodels_simulation import state_and_left
 from fleet.comparison import Comparison
 from fleet.fluid import BIN_S, DAY_BINS
-from fleet.outcomes import TIERS
+from fleet.outcomes import TIERS, Tier
 
-#: What the gate decides on in a second, on one core with nothing else to do. Measured.
-USUAL_PACE = 40_000
+#: What a core gets through in a second with nothing else to do: gate and engines. Measured.
+USUAL_PACE = 35_000
 _FIGURES = ("usd", "refused events", "refused", *(tier.value for tier in TIERS), "p95 events", "p95",
-            "p99 events", "p99", "slo events", "slo")  # fmt: skip
+            "p99 events", "p99", "first p95", "slo events", "slo")  # fmt: skip
 
 
 def rows(
@@ -59,6 +59,7 @@ def _figures(month: Mapping[str, Any]) -> dict[str, str]:
         "p95": words.seconds(month["wait_p95_s"]),
         "p99 events": words.seconds(events["wait_p99_s"]),
         "p99": words.seconds(month["wait_p99_s"]),
+        "first p95": words.seconds(tiers.get(Tier.INTERACTIVE.value, {}).get("first_p95_s")),
         "slo events": words.percent(events["slo_attainment"], 2),
         "slo": words.percent(month["slo_attainment"], 2),
     }
@@ -75,8 +76,40 @@ def summary(
     done, of = sum(run.days_done for run in runs), sum(run.days for run in runs)
     how = (
         f"The gate that admits in production decides on every request of {words.plural(days, 'day')}, "
-        "beside one queue with the same requests, service times and nodes. About "
-        f"{requests:,.0f} requests a strategy: {words.plural(minutes, 'minute')} each on an idle core. "
+        f"beside one queue with the same requests and nodes, {_behind(precision)}. Tiers, weights and "
+        f"tenants are those of the inputs. About {requests:,.0f} requests a strategy: "
+        f"{words.plural(minutes, 'minute')} of a core each, days side by side on up to four. "
         "USD are of these days."
     )
     return f"{how} {done:,} of {of:,} days are done." if runs else f"{how} Nobody asked for it yet."
+
+
+def _behind(precision: Precision) -> str:
+    if precision.engine is None:
+        return "and the same service times"
+    return f"before engines ({precision.engine}) scaled so that a full node serves mu"
+
+
+def tenant_rows(
+    compared: Comparison, hashes: Mapping[str, str], found: Mapping[str, RunView]
+) -> dict[str, list[Any]]:
+    """Return one row a strategy and tenant by column; none where tenants are not told apart."""
+    names = ("strategy", "tier", "tenant", "offered", "refused", "mean wait", "slo")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for one in compared.outcomes:
+        run = found.get(hashes[one.name])
+        month = None if run is None else next(iter(run.months.values()), None)
+        noticed: list[dict[str, Any]] = [] if month is None else month.get("tenants", [])
+        for tenant in noticed:
+            values = (
+                one.name,
+                tenant["tier"],
+                tenant["tenant"],
+                words.count(tenant["offered"]),
+                words.percent(tenant["refused_share"], 2),
+                words.seconds(tenant["mean_wait_s"]),
+                words.percent(tenant["slo_attainment"], 2),
+            )
+            for name, value in zip(names, values, strict=True):
+                columns[name].append(value)
+    return columns
