@@ -155,7 +155,9 @@ class Prefills:
     async def _ask(self, target: NodeTarget, body: bytes, passage: Passage) -> bytes | None:
         settings = self._state.settings
         url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
-        exchange = await self._upstream.post(url, body, passage.request_id)
+        exchange = await self._upstream.post(
+            url, body, passage.request_id, passage.trace_lines(target.name)
+        )
         try:
             async with asyncio.timeout(settings.total_timeout_s):
                 answer = await exchange.body(settings.answer_bytes)

@@ -60,6 +60,8 @@ class Passthrough:
             model = self._model(raw)
         except (InvalidInput, NotFound) as exc:
             return invalid_answer(exc)
+        if self._state.is_draining:
+            return outcome_answer(Outcome.DRAINING, "The gateway is shutting down.")
         if self._open[caller.tenant] >= (most := self._most(caller.tenant)):
             message = f"{most} calls of this tenant are open, as many as it may have requests at once."
             body = error_body(message, "rate_limit_error", Outcome.REJECTED_QUOTA_REQUESTS.value)

@@ -207,6 +207,7 @@ class Proxy:
             raise NodeFailed(Reason.HTTP_ERROR, f"it answered {status}")
         passage.usage = usage_in(body) if status < 400 else None
         outcome = whole_outcome(passage.call, status, body)
+        passage.entry.reason = "" if status < 400 else f"The engine answered {status}."
         self._link.judged(passage, outcome)
         request.disarm()
         passage.finish(outcome, used_nothing=status >= 400)

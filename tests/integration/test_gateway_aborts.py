@@ -234,7 +234,6 @@ def test_a_thousand_endings_leave_nothing_held_and_usage_is_the_engines_own(
         assert len(records) == len(gateway.usage())  # one each
         told = [request_id for request_id in ids if request_id]
         assert len(told) == len(set(told)) > 300
-        assert set(told) - engines.answers.keys() <= set(told) - records.keys()  # refused ones reached none
         _hold_to_truth(records, engines)
         for name, server in servers.items():
             if name != KILLED:  # its counters began anew

@@ -18,7 +18,7 @@ def engine() -> Generator[FakeEngine]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
-    flags = ("--first-byte-timeout-s", "3", "--idle-timeout-s", "2", "--total-timeout-s", "5")
+    flags = ("--first-byte-timeout-s", "5", "--idle-timeout-s", "3", "--total-timeout-s", "8")
     with GatewayProcess(tmp_path_factory.mktemp("idle") / "gw", *flags).running() as gateway:
         yield gateway
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -290,6 +291,15 @@ def test_a_tenant_tokenizes_as_often_at_once_as_it_may_have_requests(
         assert client.post("/tokenize", json={"model": MODEL, "prompt": "a"}).status_code == 200
 
 
+def test_a_gateway_that_drains_tokenizes_no_more(tmp_path: Path, engine: FakeEngine) -> None:
+    with GatewayProcess(tmp_path / "gw").running() as gateway:
+        gateway.push_and_open([engine])
+        assert gateway.admin.post("/admin/drain").status_code == 200
+        with gateway.client() as client:
+            answer = client.post("/tokenize", json={"model": MODEL, "prompt": "a"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+
+
 def test_no_node_to_tokenize_is_503(gateway: GatewayProcess, engine: FakeEngine) -> None:
     document = assignment([engine], generation=2)
     document["nodes"][0]["draining"] = True
@@ -330,6 +340,8 @@ def test_an_engines_refusal_is_relayed_and_is_no_success(gateway: GatewayProcess
         assert client.post("/v1/chat/completions", json=chat("tokens=1")).status_code == 200
     outcomes = [record["outcome"] for record in gateway.usage()]
     assert outcomes == ["engine_refused"] * 6 + ["completed"]
+    told = gateway.admin.get(f"/admin/decisions/{answer.headers['x-request-id']}").json()["ending"]
+    assert (told["outcome"], told["reason"]) == ("engine_refused", "The engine answered 400.")
     name = "rhodeck_gateway_requests_total"
     assert gateway.metric(name, outcome="completed") == 1
     assert gateway.metric(name, outcome="engine_refused") == 6
