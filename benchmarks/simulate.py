@@ -5,14 +5,16 @@ stands beside it). The plain twin is the same loop uncompiled, over one day, as 
 heap of departures, as discrete-event libraries do it). The fluid twin is shown a month, events a day.
 Prints one JSON object. Prevents: a "fast" that is the compiler's cache, and a ratio without its other side.
 
-    python -m benchmarks.simulate [--rounds 3] [--events]
+    python -m benchmarks.simulate [--rounds 3] [--gate] [--events]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import heapq
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,8 +27,15 @@ from benchmarks.parse import machine
 from control.rate_profile_files import bundled_profile
 from fleet import fluid_kernel
 from fleet.comparison_catalogue import catalogue
+from fleet.engine import Engine
+from fleet.engine_group import EngineGroup
+from fleet.engine_profile import H100_70B_FP8, EngineProfile
+from fleet.engine_request import EngineRequest
 from fleet.fluid import BIN_S, DAY_BINS, kernel_arguments, simulate
+from fleet.gate_month import GateRun
+from fleet.gate_rules import GateRules, flows_of_tiers
 from fleet.month_result import NodeClass
+from fleet.outcomes import Tier
 from fleet.simulate import EventRun, ServiceModel
 from fleet.strategies import Strategy
 from fleet.traffic_shape import traffic_shape
@@ -80,10 +89,81 @@ def textbook_events(rates: np.ndarray, servers: int, patience_s: float, seed: in
     return times.size, refused
 
 
+def gate_run(rates: np.ndarray, engine: EngineProfile | None) -> GateRun:
+    """Return days of traffic through the real gate, before engines or drawn service times."""
+    service = ServiceModel(36 if engine is None else engine.max_num_seqs)
+    events = EventRun(rates, Strategy(5, 1.5), NODE, service, keeps_waits=False)
+    shares = {Tier.INTERACTIVE: 0.6, Tier.BATCH: 0.3, Tier.BEST_EFFORT: 0.1}
+    return GateRun(events, GateRules(flows_of_tiers(shares), engine=engine))
+
+
+def gate_us(rates: np.ndarray, engine: EngineProfile | None) -> float:
+    """Return processor time a request through the gate, in us."""
+    run = gate_run(rates, engine)
+
+    def all_of_it() -> None:
+        while not run.is_done:
+            run.advance()
+
+    gc.collect()
+    gc.disable()  # as the processes that do days
+    spent_s = cpu_s(all_of_it)
+    gc.enable()
+    return spent_s / run.requests_done * 1e6
+
+
+def engines_us(step_by_step: bool, requests: int = 5_000, rate_rps: float = 2.7) -> float:
+    """Return processor time a request in one engine at 0.9 of what it serves, in us."""
+    rng = np.random.default_rng(1)
+    at_s = np.cumsum(rng.exponential(1 / rate_rps, requests)).tolist()
+    prompts, answers = (
+        np.maximum(1, mean * rng.lognormal(-0.235, 0.686, requests)).astype(int).tolist()
+        for mean in (500, 300)
+    )
+
+    def stepwise() -> None:
+        engine = Engine(H100_70B_FP8)
+        for n, now_s in enumerate(at_s):
+            engine.advance(now_s)
+            engine.submit(EngineRequest(str(n), prompts[n], answers[n]), now_s)
+        while engine.next_step_end_s is not None:
+            engine.advance(engine.next_step_end_s)
+
+    def together() -> None:
+        group = EngineGroup(H100_70B_FP8, places=512)
+        group.add("a")
+        for n, now_s in enumerate([*at_s, math.inf]):
+            while group.run_until(now_s) is not None:
+                pass
+            if n < requests:
+                group.submit(n, "a", prompts[n], answers[n], now_s)
+
+    return cpu_s(stepwise if step_by_step else together) / requests * 1e6
+
+
+def gate_figures(month: np.ndarray, rounds: int) -> dict[str, float]:
+    """Measure the real gate over two hours of a day, and the engines apart."""
+    part = month[3_000:3_720]
+    gate_us(part[:20], H100_70B_FP8)  # compile
+    engines_us(False, 100)
+    found = {
+        "gate_us_a_request_drawn_times": median(gate_us(part, None) for _ in range(rounds)),
+        "gate_us_a_request_with_engines": median(gate_us(part, H100_70B_FP8) for _ in range(rounds)),
+        "engine_us_a_request_step_by_step": median(engines_us(True) for _ in range(rounds)),
+        "engine_us_a_request_together": median(engines_us(False) for _ in range(rounds)),
+    }
+    found["engine_step_by_step_over_together"] = (
+        found["engine_us_a_request_step_by_step"] / found["engine_us_a_request_together"]
+    )
+    whole_s = float(month.sum() * BIN_S) * found["gate_us_a_request_with_engines"] / 1e6
+    return found | {"gate_month_core_s_at_this_pace": whole_s}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gate", action="store_true", help="Also the real gate and engines (a minute)")
     parser.add_argument("--events", action="store_true", help="Also a whole month of events (minutes)")
     asked = parser.parse_args()
     month = bundled_profile("C").month()
@@ -117,6 +197,8 @@ def main() -> None:
         "event_day_textbook_python_s": textbook_s,
         "event_textbook_over_compiled": textbook_s / events_s,
     }
+    if asked.gate:
+        found |= gate_figures(month, asked.rounds)
     if asked.events:
         run = EventRun(month, five, NODE, keeps_waits=False)
 

@@ -172,6 +172,12 @@ def begin(
         left = chunk_prompts(engine, places, left)
     if engine[QUEUED] > 0 and not (preempted and engine[RUNNING] > 0):
         left = admit(limits, costs, engine, places, left)
+    step_ends_s[e] = at_s + step_s(costs, engine, budget - left)
+
+
+@compiled
+def step_s(costs: Any, engine: Any, prompt_tokens: int) -> float:
+    """Return the seconds that the step begun takes."""
     decoding = engine[DECODING]
     kv_tokens = 0
     if costs[KAPPA] > 0:
@@ -180,8 +186,27 @@ def begin(
         decode_s = costs[BETA] * decoding
     else:
         decode_s = costs[BETA] * costs[KNEE] + costs[BETA_PAST] * (decoding - costs[KNEE])
-    step_s = costs[ALPHA] + decode_s + costs[GAMMA] * (budget - left) + costs[KAPPA] * kv_tokens
-    step_ends_s[e] = at_s + step_s
+    return costs[ALPHA] + decode_s + costs[GAMMA] * prompt_tokens + costs[KAPPA] * kv_tokens
+
+
+@compiled
+def decode_on(limits: Any, costs: Any, engine: Any, grows: Any, end_s: float, limit_s: float) -> float:
+    """Make steps that only decode, as long as nobody ends, wants in or is short of a block.
+
+    Returns when the step in flight then ends. Nothing is scanned: this is where most steps are made.
+    """
+    size, free = limits[BLOCK_SIZE], limits[BLOCKS] - engine[USED]
+    constant_s = step_s(costs, engine, 0)
+    while end_s <= limit_s and engine[NEXT_FINISH] > engine[STARTED]:
+        grown = grows[(engine[STARTED] + 1) % size]
+        if grown > free:
+            break
+        free -= grown
+        engine[USED] += grown
+        engine[COMMITTED] = engine[STARTED]
+        engine[STARTED] += 1
+        end_s += constant_s if costs[KAPPA] == 0 else step_s(costs, engine, 0)
+    return end_s
 
 
 @compiled
@@ -270,6 +295,11 @@ def run_until(
             return 0, -1, until_s
         engine, mine, grown = engines[e], places[e], grows[e]
         while True:
+            if engine[PREFILLING] == 0 and engine[QUEUED] == 0:
+                end_s = step_ends_s[e]
+                step_ends_s[e] = decode_on(limits, costs, engine, grown, end_s, limit_s)
+                if step_ends_s[e] > limit_s:
+                    break
             end_s = step_ends_s[e]
             count = commit(limits, engine, mine, firsts_s[e], grown, end_s, ended, ended_first_s)
             begin(limits, costs, engine, mine, grown, step_ends_s, e, end_s)
