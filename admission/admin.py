@@ -24,6 +24,7 @@ from admission.nodes import NodeBook
 from admission.quota_gauges import over_quota
 from admission.quota_lease import MAX_LEASE_BYTES, answer_lease
 from admission.state import GatewayState
+from admission.unsupported import unsupported
 from admission.usage import UsageFlusher
 from fleet.acceptance import is_news
 from fleet.errors import (
@@ -45,7 +46,6 @@ from fleet.messages import (
     parse_assignment,
 )
 from fleet.outcomes import TIERS
-from fleet.policy import pointer_of
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         from_disk=state.is_from_disk,
         shares=held.shares if held else {},
         over=over_quota(snapshot),
-        unsupported=_unsupported(state),
+        unsupported=unsupported(state),
         in_flight_requests=snapshot.in_flight_requests,
         in_flight_tokens=snapshot.in_flight_tokens,
         queues=queues,
@@ -260,18 +260,6 @@ def _apart(nodes: NodeBook, conditions: Mapping[str, str]) -> dict[str, str]:
         if because or nodes.is_on_trial(name)
     }
     return dict(sorted(found.items())[:MAX_APART])
-
-
-def _unsupported(state: GatewayState) -> tuple[str, ...]:
-    """Return what of the policy in force this gateway does not do."""
-    if state.assignment is None or state.settings.quota_store_url is not None:
-        return ()
-    tenants = state.assignment.policy.tenants
-    return tuple(
-        pointer_of(("tenants", name, "quota_mode"))
-        for name, tenant in tenants.items()
-        if tenant.quota_mode == "exact"
-    )
 
 
 def _check_address(pointer: str, url: str) -> None:

@@ -135,6 +135,7 @@ class App:
         yield from estimate_families(state.estimator, state.prompt_counts)
         yield from span_families(state.tracing)
         yield Family(prefix + "nodes", "Nodes by state.", ("state",), self._nodes_by_state())
+        yield from state.room.recalls.families()
         yield from phase_families(state.gate.phases)
         yield from node_families(self._nodes.outliers, state.clock.monotonic_s())
         named = {(state.settings.name, VERSION): 1}

@@ -12,9 +12,10 @@ from admission.answers import Answer, outcome_answer, refusal_answer
 from admission.disaggregation import PrefillFailed
 from admission.engine_link import EngineLink
 from admission.passage import Passage
+from admission.recalls import Recalled
 from admission.state import GatewayState
 from admission.upstream import NodeFailed
-from fleet.offers import Dispatch, Request
+from fleet.offers import Dispatch, Evicted, Refused, Request
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
@@ -38,42 +39,51 @@ class Attempts:
         had = dict[str, NodeFailed]()  # by node that received it: how that ended
         if (counts := self._state.prompt_counts) is not None:
             passage.counted(await counts.tokens(passage.call), counts.basis)
-        for attempt in range(self._state.settings.retries + 1):
-            passage.waiting()
-            asked = self._request(passage, avoid)
-            passage.entry.prompt_tokens = asked.prompt_tokens
-            decision = await self._state.room.admit(asked)
+        room, tries_left = self._state.room, self._state.settings.retries
+        decision = await self._admit(passage, avoid)
+        while True:
             passage.decided(decision)
             if not isinstance(decision, Dispatch):
                 passage.finish(decision.outcome)
                 return refusal_answer(decision)
             if decision.node in had:  # no other has room
-                self._state.room.release(
-                    decision.lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR
-                )
+                lease, outcome = decision.lease, Outcome.UPSTREAM_ERROR
+                room.release(lease, prompt_tokens=0, output_tokens=0, outcome=outcome)
                 return self._failed(passage, had[decision.node])
             passage.dispatched(decision)
             try:
-                refused = await self._link.prefills.run(passage, decision)
-                if refused is not None:
-                    passage.decided(refused)
-                    passage.finish(refused.outcome)
-                    return refusal_answer(refused)
-                await exchange(passage, decision)
+                async with room.recalls.guard(decision.lease):
+                    return await self._attempt(passage, decision, exchange)
+            except Recalled as exc:
+                passage.taken_back(str(exc))
+                decision = await room.wait_again(exc)
             except PrefillFailed as exc:
-                return self._failed(passage, exc.cause)
+                return self._failed(passage, exc)
             except NodeFailed as exc:
-                reached = exc.reason is not Reason.REFUSED
-                is_last = exc.is_timeout or attempt == self._state.settings.retries
-                if is_last or not self._link.may_retry():
+                if exc.is_timeout or not tries_left or not self._link.may_retry():
                     return self._failed(passage, exc)
+                tries_left -= 1
+                reached = exc.reason is not Reason.REFUSED
                 passage.gave_up(str(exc), reached_engine=reached)
                 avoid = (*avoid, decision.node)
                 if reached:
                     had[decision.node] = exc
-            else:
-                return None
-        return None
+                decision = await self._admit(passage, avoid)
+
+    async def _admit(self, passage: Passage, avoid: tuple[str, ...]) -> Dispatch | Refused | Evicted:
+        passage.waiting()
+        asked = self._request(passage, avoid)
+        passage.entry.prompt_tokens = asked.prompt_tokens
+        return await self._state.room.admit(asked)
+
+    async def _attempt(self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith) -> Answer | None:
+        refused = await self._link.prefills.run(passage, dispatch)
+        if refused is None:
+            await exchange(passage, dispatch)
+            return None
+        passage.decided(refused)
+        passage.finish(refused.outcome)
+        return refusal_answer(refused)
 
     def _request(self, passage: Passage, avoid: tuple[str, ...]) -> Request:
         call, state = passage.call, self._state

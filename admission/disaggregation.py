@@ -41,12 +41,8 @@ _LEFT_OUT = ("stream_options", "min_tokens", "best_of")
 _LOOK_AGAIN_S = 0.25  # at the nodes' newest state, while a prompt waits for room
 
 
-class PrefillFailed(Exception):
-    """No prefill node computed the prompt; `cause` says how the last one failed."""
-
-    def __init__(self, cause: NodeFailed) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+class PrefillFailed(NodeFailed):
+    """No prefill node computed the prompt; it says how the last one failed."""
 
 
 class Prefills:
@@ -81,9 +77,11 @@ class Prefills:
                 if refused is not None:
                     phases.results["refused"] += 1
                     if failed is not None:
-                        raise PrefillFailed(failed)
+                        raise PrefillFailed(failed.reason, str(failed))
                     return refused
                 passage.transfer = await self._send(passage, lease, phase)
+            except PrefillFailed:
+                raise
             except NodeFailed as exc:
                 failed = exc
                 phases.results["failed"] += 1
@@ -92,7 +90,7 @@ class Prefills:
                     avoid = (*avoid, phase.node)
                 is_last = exc.is_timeout or attempt == self._state.settings.retries
                 if is_last or not self._may_retry():
-                    raise PrefillFailed(exc) from exc
+                    raise PrefillFailed(exc.reason, str(exc)) from exc
             else:
                 phases.results["done" if passage.transfer is not None else "without_params"] += 1
                 return None
@@ -114,10 +112,10 @@ class Prefills:
                     return None
                 if not gate.phases.could_start(phase, now_s):
                     reason = f"no prefill node takes {phase.tier} requests for {phase.model} now"
-                    return gate.refusal(Outcome.NO_NODES, reason)
+                    return gate.phases.refusal(Outcome.NO_NODES, reason)
                 if now_s >= deadline_s:
                     reason = f"no prefill node had room for {phase.tokens} tokens in time"
-                    return gate.refusal(Outcome.EVICTED_WAIT, reason)
+                    return gate.phases.refusal(Outcome.EVICTED_WAIT, reason)
                 try:
                     async with asyncio.timeout(min(_LOOK_AGAIN_S, deadline_s - now_s)):
                         await news.wait()

@@ -69,6 +69,11 @@ class EngineLink:
             return passage.call.document.get("kv_transfer_params")
         return passage.transfer
 
+    def begins(self, passage: Passage) -> None:
+        """Note that the answer begins. Raises TooLate where its room was taken back just before."""
+        if passage.lease is not None:
+            self._state.room.recalls.begins(passage.lease)
+
     def may_retry(self) -> bool:
         """Say whether the retry budget allows one more, and take it."""
         if self._retry_allowance < 1.0:

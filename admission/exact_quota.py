@@ -191,6 +191,10 @@ class ExactQuotas:
         """Let a reservation end with a lease."""
         self._holds[lease.lease_id] = hold
 
+    def unbind(self, lease: Lease) -> Hold | None:
+        """Return the reservation of a lease that ended while its request goes on; None: it has none."""
+        return self._holds.pop(lease.lease_id, None)
+
     def settle(self, lease: Lease, used_tokens: int) -> None:
         """End a lease's reservation: what was used is charged. A lease without one is none of ours."""
         hold = self._holds.pop(lease.lease_id, None)

@@ -60,7 +60,7 @@ class Passage:
         self._reached_engine = False
         self._queued_s: float | None = None
         self._counted_tokens: int | None = None
-        self._is_queued = False
+        self._is_queued = self._waits_again = False
         self._booked_tokens = 0
         self.would_refuse: tuple[Limiter, ...] = ()
         self.lease: Lease | None = None
@@ -150,7 +150,10 @@ class Passage:
         self.lease = self._last_lease = dispatch.lease
         self._sent_s = self._ledger.clock.monotonic_s()
         self.entry.sent(dispatch.lease, self._sent_s)
-        if self._queued_s is None:
+        if self._waits_again:
+            self._waits_again = False
+            self._queued_s = (self._queued_s or 0.0) + dispatch.lease.queued_s
+        elif self._queued_s is None:
             self._queued_s = self._sent_s - self._arrived_s
             metrics.dispatched[self.flow] += 1
             metrics.queue_wait[self.flow].observe(self._queued_s)
@@ -168,6 +171,18 @@ class Passage:
             self._ledger.room.release(
                 lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR
             )
+
+    def taken_back(self, why: str) -> None:
+        """Note that its room was given away before its answer began: it waits again."""
+        now_s = self._ledger.clock.monotonic_s()
+        self.entry.failed(why)
+        lease = self._take_lease()
+        if lease is not None:
+            engine_s = now_s - self._sent_s if self._reached_engine else 0.0
+            prompt_tokens = lease.prompt_tokens if self._reached_engine else 0
+            self._ledger.room.recalls.count(self.flow, engine_s, prompt_tokens)
+        self.usage, self.is_prefilling, self._waits_again = None, False, True
+        self.waiting()
 
     def extended(self, lease: Lease) -> None:
         """Note that the lease books more now."""

@@ -205,6 +205,7 @@ class Proxy:
         status = exchange.status
         if status >= 500:
             raise NodeFailed(Reason.HTTP_ERROR, f"it answered {status}")
+        self._link.begins(passage)
         passage.usage = usage_in(body) if status < 400 else None
         outcome = whole_outcome(passage.call, status, body)
         passage.entry.reason = "" if status < 400 else f"The engine answered {status}."
@@ -220,6 +221,7 @@ class Proxy:
         try:
             while chunk := await exchange.read():
                 if passage.ttft_s is None:
+                    self._link.begins(passage)
                     self._start_stream(passage, request)
                 passed = reader.feed(chunk)
                 passage.events, passage.usage = reader.events, reader.usage

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from admission.exact_quota import ExactQuotas
+from admission.recalls import Place, RecallBook, Recalled
 from fleet.clock import Clock
 from fleet.gate import Gate
 from fleet.offers import Dispatch, Event, Evicted, Lease, Queued, Refused, Request, Started, Ticket
@@ -25,6 +26,7 @@ class WaitingRoom:
         self._waiters: dict[Ticket, asyncio.Future[Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.exact: ExactQuotas | None = None  # set where a store is configured
+        self.recalls = RecallBook(gate, self._give_up)
 
     async def admit(self, request: Request) -> Dispatch | Refused | Evicted:
         """Return the gate's answer, after the wait if there is one.
@@ -68,6 +70,21 @@ class WaitingRoom:
             raise
         return Dispatch(event.node, event.lease) if isinstance(event, Started) else event
 
+    async def wait_again(self, recalled: Recalled) -> Dispatch | Evicted:
+        """Return what becomes of a request whose room was taken back. Its quota is held all along."""
+        exact, place = self.exact, recalled.place
+        hold = None if exact is None else exact.unbind(recalled.lease)
+        try:
+            event = await place.waiter
+        except asyncio.CancelledError:
+            self._give_up(place)
+            if exact is not None and hold is not None:
+                exact.give_back(hold)
+            raise
+        if exact is not None and hold is not None:
+            exact.bind(event.lease, hold) if isinstance(event, Started) else exact.give_back(hold)
+        return Dispatch(event.node, event.lease) if isinstance(event, Started) else event
+
     def release(
         self, lease: Lease, *, prompt_tokens: int | None, output_tokens: int | None, outcome: Outcome
     ) -> bool:
@@ -83,11 +100,17 @@ class WaitingRoom:
             outcome=outcome,
             now_s=self._clock.monotonic_s(),
         )
+        if not is_first:
+            self.recalls.forget(lease)
         self.pump()
         return is_first
 
     def pump(self) -> None:
         """Poll the gate, wake whom it names, and set the timer for the next time it must be polled."""
+        for one in self._gate.recalls.requeued():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters[one.ticket] = waiter
+            self.recalls.taken(one.lease, Place(one.ticket, waiter))
         for event in self._gate.poll(self._clock.monotonic_s()):
             waiter = self._waiters.pop(event.ticket, None)
             if waiter is not None and not waiter.done():
@@ -102,6 +125,9 @@ class WaitingRoom:
             self._timer.cancel()
             self._timer = None
 
+    def _give_up(self, place: Place) -> None:
+        self._give_back(place.ticket, place.waiter)
+
     def _give_back(self, ticket: Ticket, waiter: asyncio.Future[Event]) -> None:
         self._waiters.pop(ticket, None)
         if self._gate.cancel(ticket, self._clock.monotonic_s()):
@@ -113,6 +139,7 @@ class WaitingRoom:
                 self.pump()
 
     def _return_unused(self, lease: Lease) -> None:
+        self.recalls.forget(lease)
         self._gate.release(
             lease,
             prompt_tokens=0,

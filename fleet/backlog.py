@@ -83,6 +83,15 @@ class Backlog:
             meter = self._meters[model] = DrainMeter(now_s)
         meter.set_busy(True, now_s)
 
+    def rejoin(self, ticket: Ticket, now_s: float) -> None:
+        """Queue a request again that was started, the last to be displaced."""
+        self.join(ticket, now_s)
+        self.queue.count_as_oldest(ticket)
+
+    def kept_from(self, ticket: Ticket) -> list[Ticket]:
+        """Return the parked requests that it may not pass."""
+        return [one for one in self._parked.values() if not self._may_pass(ticket, one)]
+
     def leave(self, ticket: Ticket, now_s: float) -> None:
         """Take a waiting request out without service."""
         self.queue.discard(ticket)

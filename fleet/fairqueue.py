@@ -80,6 +80,11 @@ class FairQueue:
         heapq.heappush(self._deadlines, (ticket.deadline_s, ticket.ticket_id, ticket))
         self._count(ticket, 1)
 
+    def count_as_oldest(self, ticket: Ticket) -> None:
+        """Put the request that joined last before all others of its tier by age: it was here already."""
+        by_age = self._tiers[ticket.tier].by_age
+        by_age.rotate(1)
+
     def discard(self, ticket: Ticket) -> None:
         """Take a waiting request out, wherever it stands."""
         ticket.is_waiting = False
@@ -262,7 +267,12 @@ class FairQueue:
         by_age = state.by_age
         while by_age and not by_age[0].is_waiting:
             by_age.popleft()
-        oldest_s = now_s - by_age[0].arrived_at_s if by_age else 0.0
+        oldest_s = 0.0
+        for ticket in by_age:
+            if ticket.is_waiting:
+                oldest_s = max(oldest_s, now_s - ticket.arrived_at_s)
+                if not ticket.requeues:  # from here on in order of arrival
+                    break
         return TierQueue(state.requests, state.tokens, oldest_s)
 
     def expected_wait_s(self, ticket: Ticket, tokens_per_s: float, *, is_fifo: bool) -> float:

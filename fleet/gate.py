@@ -48,6 +48,7 @@ from fleet.placement import Outlook, Placement
 from fleet.policy import OverBudget, Policy
 from fleet.queue_bounds import QueueBounds
 from fleet.refusals import Refusals
+from fleet.requeue import Recalls
 from fleet.tally import Tally
 from fleet.tickets import Tickets, lease_of
 
@@ -58,32 +59,30 @@ class Gate:
     """Admission of one gateway. Closed (NO_NODES) until the first assignment."""
 
     def __init__(
-        self,
-        rng: random.Random,
-        *,
-        prior_output_tokens: int = 1024,
-        max_queued_requests: int | None = None,
+        self, rng: random.Random, *, prior_output_tokens: int = 1024, max_queued_requests: int | None = None
     ) -> None:
         """Make a closed gate.
 
-        `prior_output_tokens` is reserved for output until an endpoint has 200 completions.
-        `max_queued_requests` bounds all tiers together, beside the policy's own bound; when one of them
-        is reached an interactive request displaces the newest queued ones of the lowest tier.
+        `prior_output_tokens`: reserved for output until an endpoint has 200 completions.
+        `max_queued_requests`: bounds all tiers together, beside the policy's own bound. At one of them
+        an interactive request displaces the newest queued ones of the lowest tier.
         """
         self._policy: Policy | None = None
         self._limiters: Limiters | None = None  # None: all are enforced
-        self._is_draining = False
+        self._is_draining = self._is_due = False
         self._placement = Placement()
         self.accounts = Accounts()
         self._backlog = Backlog(self._placement)
         self._tickets = Tickets(self._placement, prior_output_tokens)
-        self.phases = Phases(self._placement)
         self._refusals = Refusals(rng)
+        self.phases = Phases(self._placement, self._refusals)
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
         self._tally = Tally()
         self._leases: dict[int, Lease] = {}
+        self.recalls = Recalls(
+            self._placement, self._backlog, self._tickets, self.accounts, self._tally, self._leases
+        )
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
-        self._is_due = False
         self._now_s = 0.0
 
     @property
@@ -106,6 +105,7 @@ class Gate:
         self.accounts.apply(assignment, now_s)
         self._placement.apply(assignment)
         self._backlog.apply(policy)
+        self.recalls.apply(policy)
         self._touch(now_s)
 
     def tokens_of(self, request: Request, tier: Tier) -> int:
@@ -147,13 +147,23 @@ class Gate:
         hopeless = self._hopeless(ticket, now_s)
         if hopeless is not None:
             return hopeless
-        if self._limiters is not None and self._limiters.node_room is not Mode.ENFORCE:
-            book = self._placement.choose_regardless(ticket, now_s)
-            if book is not None:
-                if self._limiters.node_room is Mode.SHADOW:
-                    ticket.would_refuse += (Limiter.NODE_ROOM,)
-                return self._start_now(ticket, account, book, now_s)
+        book = self._room_otherwise(ticket, now_s)
+        if book is not None:
+            return self._start_now(ticket, account, book, now_s)
         return self._enqueue(ticket, account, now_s)
+
+    def _room_otherwise(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
+        """Return a node without room: some is taken back there, or room is not enforced. None: it waits."""
+        if self.recalls.is_on and self._backlog.place(ticket, now_s) is None:
+            book = self.recalls.make_room(ticket, now_s)
+            if book is not None:
+                return book
+        if self._limiters is None or self._limiters.node_room is Mode.ENFORCE:
+            return None
+        book = self._placement.choose_regardless(ticket, now_s)
+        if book is not None and self._limiters.node_room is Mode.SHADOW:
+            ticket.would_refuse += (Limiter.NODE_ROOM,)
+        return book
 
     def _start_now(self, ticket: Ticket, account: Account, book: NodeBudget, now_s: float) -> Dispatch:
         account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
@@ -268,6 +278,7 @@ class Gate:
         lease.rule, lease.candidates = self._placement.rule, self._placement.candidates
         lease.room_tokens = book.room
         self._leases[lease.lease_id] = lease
+        self.recalls.opened(lease)
         self._tally.open(lease)
         return lease
 
@@ -292,7 +303,7 @@ class Gate:
 
     def next_deadline_s(self) -> float | None:
         """Return when `poll` is due at the latest; None while nothing waits."""
-        if self._is_due or self._events:
+        if self._is_due or self._events or self.recalls.is_due:
             return self._now_s
         return self._backlog.queue.next_deadline_s()
 
@@ -342,6 +353,7 @@ class Gate:
             return False
         lease.is_open = False
         del self._leases[lease.lease_id]
+        self.recalls.began(lease)
         book = self._placement.book(lease.node)
         book.free(lease.tokens, lease.size_class, lease.held)
         self._placement.forget_if_empty(book)
@@ -360,11 +372,6 @@ class Gate:
         self._tally.close(lease)
         self._touch(now_s)
         return True
-
-    def refusal(self, outcome: Outcome, reason: str) -> Refused:
-        """Return a refusal decided elsewhere, with this gate's word on when to come back."""
-        self._refusals.about = None
-        return self._refusals.refuse(outcome, reason)
 
     def drain(self) -> None:
         """Refuse every new request as DRAINING from now on; what waits or runs goes on."""

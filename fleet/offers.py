@@ -112,6 +112,7 @@ class Ticket:
     expected_wait_s: float | None = None  # at that moment; None: drain rate not known
     held: Holding | None = None  # what it holds on average, under overbooking
     room_tokens: int = 0  # the room it needs on a node: `tokens`, or what it holds on average
+    requeues: int = 0  # times it was started and taken back
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleet.budget import NodeBudget
-from fleet.outcomes import Tier
+from fleet.offers import Refused
+from fleet.outcomes import Outcome, Tier
 from fleet.placement import Placement, prefill_of
+from fleet.refusals import Refusals
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +34,9 @@ class Phase:
 class Phases:
     """All prefill phases of one gate. The owner calls `starts` after each `begin`, `end` and reading."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, refusals: Refusals) -> None:
         self._placement = placement
+        self._refusals = refusals
         self._waiting: dict[Phase, None] = {}  # in order of arrival
         self.running = 0
         self.results: Counter[str] = Counter()  # done, without_params, failed, refused
@@ -87,6 +90,11 @@ class Phases:
         book = self._placement.book(phase.node)
         book.free(phase.tokens, None)
         self._placement.forget_if_empty(book)
+
+    def refusal(self, outcome: Outcome, reason: str) -> Refused:
+        """Return the refusal of a request that gets no prefill node, with a time to come back."""
+        self._refusals.about = None
+        return self._refusals.refuse(outcome, reason)
 
     def _candidates(self, phase: Phase) -> Iterator[NodeBudget]:
         pool = self._placement.pool(prefill_of(phase.model), phase.tier)

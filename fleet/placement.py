@@ -321,6 +321,11 @@ class Placement:
             fits_closed = fits_closed or fits
         return Outlook.TOO_LARGE if any_open and not fits_closed else Outlook.NO_NODES
 
+    def class_has_room(self, ticket: Ticket, book: NodeBudget) -> bool:
+        """Say whether its size class may hold it on a node."""
+        size_class = ticket.size_class
+        return size_class is None or book.class_has_room(ticket.tokens, size_class, self._ratio(ticket))
+
     def choose_regardless(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
         """Return the least loaded open node that could ever hold the request, full or not; None: none."""
         request, ratio = ticket.request, self._ratio(ticket)

@@ -66,6 +66,8 @@ class TierPolicy(_Part):
     """Bound of the tier's queue at one gateway."""
     engine_priority: Annotated[int, Field(ge=-1000, le=1000, strict=True)] = 0
     """Sent to the engine as `priority` (lower runs first); only a priority-scheduling engine heeds it."""
+    max_requeues: Annotated[int, Field(ge=0, le=100, strict=True)] = 0
+    """How often a started request, not yet answering, may be queued again for an interactive one."""
 
 
 class TenantPolicy(_Part):
@@ -190,6 +192,12 @@ class Tiers(_Part):
             Tier.BATCH: self.batch,
             Tier.BEST_EFFORT: self.best_effort,
         }[tier]
+
+    @model_validator(mode="after")
+    def _interactive_stays(self) -> Self:
+        if self.interactive.max_requeues:
+            raise ValueError("interactive requests are not taken back for others; set max_requeues to 0")
+        return self
 
     @model_validator(mode="after")
     def _weights_sum_to_100(self) -> Self:

@@ -8,6 +8,7 @@ all there is when the client did not say, for an answer that is usually short.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fleet.accounts import Account
 from fleet.lengths import OutputLengths
@@ -100,6 +101,13 @@ class Tickets:
             ticket.would_refuse = would_refuse
         return ticket
 
+    def again(self, lease: Lease, now_s: float) -> Ticket:
+        """Return the ticket of a started request that waits again."""
+        if lease.ticket is None:
+            raise ValueError("a lease without its ticket cannot be queued again")
+        self._next_id += 1
+        return place_again(lease.ticket, self._next_id, now_s)
+
     def _overbook(self, ticket: Ticket) -> None:
         """Set what the ticket holds on average; nothing changes while its endpoint has no history.
 
@@ -139,3 +147,17 @@ def lease_of(ticket: Ticket, node: str, now_s: float) -> Lease:
         lease.is_ghost = ticket.is_ghost
         lease.is_charged = ticket.is_charged
     return lease
+
+
+def place_again(ticket: Ticket, ticket_id: int, now_s: float) -> Ticket:
+    """Return the ticket of a request that waits again from now on, at its old place in its flow."""
+    return replace(
+        ticket,
+        ticket_id=ticket_id,
+        arrived_at_s=now_s,
+        deadline_s=now_s + (ticket.deadline_s - ticket.arrived_at_s),
+        is_waiting=True,
+        is_parked=False,
+        passed_tokens=0,
+        requeues=ticket.requeues + 1,
+    )

@@ -168,3 +168,25 @@ def test_a_full_node_makes_requests_wait_and_a_late_one_is_refused_before_it_sta
         late = gateway.metric("rhodeck_gateway_requests_total", outcome="rejected_too_late")
         assert outcomes + late == codes.count(429)
         assert gateway.status()["in_flight_tokens"] == 0
+
+
+def test_priorities_no_engine_heeds_are_said_to_be_unsupported_and_not_sent(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    assert gateway.status()["unsupported"] == [
+        "/tiers/batch/engine_priority",
+        "/tiers/best_effort/engine_priority",
+    ]
+    with gateway.client(**{"X-Rhodeck-Tier": "batch"}) as client:
+        assert client.post("/v1/chat/completions", json=chat(priority=-9)).status_code == 200
+        document = assignment(engines, generation=2)
+        for node in document["nodes"]:
+            node["honours_priority"] = True
+        assert gateway.push(document).status_code == 200
+        assert gateway.status()["unsupported"] == []
+        assert client.post("/v1/chat/completions", json=chat(priority=-9)).status_code == 200
+    first, second = sorted(
+        (one for engine in engines for one in engine.served), key=lambda one: len(one.body)
+    )
+    assert "priority" not in first.body
+    assert second.body["priority"] == 10  # the tier's, not the client's

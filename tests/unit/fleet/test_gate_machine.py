@@ -24,6 +24,7 @@ CAPACITY = 20_000
 BUDGET = int(CAPACITY * 0.85)
 LONG_BUDGET = int(BUDGET * 0.5)
 WAITING_REQUESTS, WAITING_TOKENS = 25, 60_000
+MOST_REQUEUES = 2
 
 
 def made(
@@ -34,6 +35,7 @@ def made(
     order: str,
     names: tuple[str, ...],
     quotas: str,
+    requeues: int = 0,
 ) -> Assignment:
     """Return an assignment with small limits, so that every limit is met often."""
     limits = tenant(
@@ -46,6 +48,7 @@ def made(
         tier.value: {"queue_timeout_s": TIMEOUT_S[tier], "max_queued_requests": 12, "weight": weight}
         for tier, weight in zip(TIERS, weights, strict=True)
     }
+    tiers["batch"]["max_requeues"] = requeues
     classes = [{"name": "long", "max_tokens": 100_000, "kv_share_ratio": 0.5}]
     classes.append({"name": "short", "max_tokens": 2_000, "kv_share_ratio": 1.0})
     return assignment(
@@ -70,10 +73,13 @@ class GateMachine(RuleBasedStateMachine):
         self.live: dict[int, Lease] = {}
         self.booked: dict[int, int] = {}
         self.waiting: dict[int, Ticket] = {}
+        self.passed: dict[int, int] = {}  # tokens that started past who was next and did not fit
+        self.begun: set[int] = set()
         self.outcomes: dict[str, Outcome | str] = {}
         self.offered: set[str] = set()
         self.names: tuple[str, ...] = ("n1", "n2")
         self.generation = 1
+        self.requeues = 0
         self.seen_at_s: dict[str, float] = {}
         refused = self.gate.offer(request(0, tenant="a"), self.now_s)
         assert isinstance(refused, Refused), "admitted before there was a policy"
@@ -86,7 +92,13 @@ class GateMachine(RuleBasedStateMachine):
 
     def _assignment(self, weights: tuple[int, int, int], burst: int, order: str, quotas: str) -> Assignment:
         return made(
-            self.generation, weights=weights, burst=burst, order=order, names=self.names, quotas=quotas
+            self.generation,
+            weights=weights,
+            burst=burst,
+            order=order,
+            names=self.names,
+            quotas=quotas,
+            requeues=self.requeues,
         )
 
     def _observe(self) -> None:
@@ -143,9 +155,12 @@ class GateMachine(RuleBasedStateMachine):
         )
         self.offered.add(asked.request_id)
         before = self.gate.snapshot(self.now_s)
+        parked = self._parked()
         decision = self.gate.offer(asked, self.now_s)
+        self._take_back(decision)
         match decision:
             case Dispatch(node=_, lease=lease):
+                self._count_passing(parked, lease)
                 self._open(lease)
             case Queued(ticket=ticket):
                 self.waiting[ticket.ticket_id] = ticket
@@ -196,10 +211,34 @@ class GateMachine(RuleBasedStateMachine):
                 self._end(oldest.request.request_id, Outcome.CLIENT_GONE)
                 self._poll()
 
+    def _take_back(self, decision: Decision) -> None:
+        """Only an interactive request that starts takes others back, and only what may be."""
+        for one in self.gate.recalls.requeued():
+            assert isinstance(decision, Dispatch)
+            assert decision.lease.tier is Tier.INTERACTIVE
+            assert decision.node == one.lease.node
+            assert one.lease.tier is Tier.BATCH
+            assert one.lease.lease_id not in self.begun
+            assert 1 <= one.ticket.requeues <= MOST_REQUEUES
+            assert self.live.pop(one.lease.lease_id) is one.lease
+            del self.booked[one.lease.lease_id]
+            self.waiting[one.ticket.ticket_id] = one.ticket
+            usage = {"prompt_tokens": 0, "output_tokens": 0, "outcome": Outcome.CLIENT_GONE}
+            assert not self.gate.release(one.lease, **usage, now_s=self.now_s)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def begin_to_answer(self, data: st.DataObject) -> None:
+        lease = self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        self.gate.recalls.began(lease)
+        self.begun.add(lease.lease_id)
+
     @precondition(lambda self: self.live)
     @rule(data=st.data(), output_tokens=st.sampled_from((1, 500, 2_000)))
     def stream(self, data: st.DataObject, output_tokens: int) -> None:
         lease = self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        self.gate.recalls.began(lease)
+        self.begun.add(lease.lease_id)
         self.gate.extend(lease, output_tokens, self.now_s)
         assert lease.output_tokens >= output_tokens
 
@@ -234,6 +273,7 @@ class GateMachine(RuleBasedStateMachine):
         order=st.sampled_from(("sjf_aging", "fifo")),
         names=st.sampled_from((("n1", "n2"), ("n2",), ("n1", "n2", "n3"))),
         quotas=st.sampled_from(("enforce", "enforce", "shadow", "off")),
+        requeues=st.sampled_from((0, 1, MOST_REQUEUES)),
     )
     def push(
         self,
@@ -242,7 +282,9 @@ class GateMachine(RuleBasedStateMachine):
         order: str,
         names: tuple[str, ...],
         quotas: str,
+        requeues: int,
     ) -> None:
+        self.requeues = requeues
         before = self.gate.snapshot(self.now_s)
         self.generation += 1
         self.names = names

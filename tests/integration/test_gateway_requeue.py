@@ -1,0 +1,156 @@
+"""A started batch request gives its room to an interactive one, through a real gateway and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from tests.gateway_process import FakeEngine, GatewayProcess, Served, assignment, chat, events, eventually
+
+BATCH = {"X-Rhodeck-Tier": "batch"}
+
+
+@dataclass
+class HoldingEngine(FakeEngine):
+    """Begins no answer to a prompt with "hold=1" until it is let go."""
+
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    async def note(self, request: web.Request) -> Served:
+        served = await super().note(request)
+        try:
+            while "hold=1" in str(served.body) and not self.let_go.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            served.ending = "aborted"
+            raise
+        return served
+
+
+class Client(threading.Thread):
+    """One batch request of its own thread; `answer` is what it got."""
+
+    def __init__(self, gateway: GatewayProcess, *, stream: bool, timeout_s: float = 120.0) -> None:
+        super().__init__()
+        self._gateway, self._stream, self._timeout_s = gateway, stream, timeout_s
+        self.answer: httpx.Response | None = None
+
+    def run(self) -> None:
+        with self._gateway.client(**BATCH) as client:
+            body = chat("hold=1 tokens=2", stream=self._stream)
+            try:
+                self.answer = client.post("/v1/chat/completions", json=body, timeout=self._timeout_s)
+            except httpx.ReadTimeout:
+                return
+
+
+@pytest.fixture
+def engine() -> Generator[HoldingEngine]:
+    # 11 blocks of 16 at 0.85 are 149 tokens; a request books 64 output and fewer than 20 prompt: one or
+    # two fit, three never do
+    with HoldingEngine("node-1", kv_blocks=11).serving() as engine:
+        yield engine
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Generator[GatewayProcess]:
+    with GatewayProcess(tmp_path / "gw").running() as gateway:
+        yield gateway
+
+
+def push(gateway: GatewayProcess, engine: HoldingEngine, max_requeues: int) -> None:
+    document = assignment([engine])
+    document["policy"]["tiers"]["batch"] |= {"max_requeues": max_requeues, "queue_timeout_s": 600}
+    assert gateway.push(document).status_code == 200
+    eventually(lambda: gateway.status()["nodes_usable"] == 1)
+
+
+def fill(gateway: GatewayProcess, engine: HoldingEngine, **options: Any) -> list[Client]:
+    """Start batch requests until one must wait; return their clients."""
+    clients: list[Client] = []
+    while True:
+        clients.append(Client(gateway, **options))
+        clients[-1].start()
+        eventually(lambda: len(engine.served) + waiting(gateway) == len(clients))
+        if waiting(gateway):
+            return clients
+
+
+def waiting(gateway: GatewayProcess) -> int:
+    return int(gateway.metric("rhodeck_gateway_queued_requests", tier="batch"))
+
+
+def ask(gateway: GatewayProcess) -> int:
+    with gateway.client() as client:
+        return client.post("/v1/chat/completions", json=chat("tokens=1")).status_code
+
+
+def endings(engine: HoldingEngine) -> list[str]:
+    return sorted(one.ending for one in engine.served)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_client_of_a_request_that_was_taken_back_notices_nothing_but_the_wait(
+    gateway: GatewayProcess, engine: HoldingEngine, stream: bool
+) -> None:
+    push(gateway, engine, 3)
+    clients = fill(gateway, engine, stream=stream)
+    running = len(clients) - 1
+    assert ask(gateway) == 200
+    eventually(lambda: endings(engine).count("aborted") == 1)
+    assert gateway.metric("rhodeck_gateway_requeued_total", tier="batch", tenant="acme") == 1
+    eventually(lambda: engine.running == running)  # it came first: it has its place again
+    engine.let_go.set()
+    for client in clients:
+        client.join()
+        assert client.answer is not None
+        assert client.answer.status_code == 200
+        if stream:
+            assert events(client.answer.text)[-1] == "[DONE]"
+    assert endings(engine) == ["aborted", *["finished"] * (len(clients) + 1)]
+    records = gateway.usage()
+    assert [record["outcome"] for record in records] == ["completed"] * (len(clients) + 1)
+    assert len({record["request_id"] for record in records}) == len(records)
+    assert gateway.metric("rhodeck_gateway_requeued_prompt_tokens_total") > 0
+    assert gateway.metric("rhodeck_gateway_requeued_engine_seconds_total") > 0
+    assert gateway.metric("rhodeck_gateway_retries_total") == 0
+    assert gateway.metric("rhodeck_gateway_dispatched_total") == len(records)
+    assert gateway.status()["in_flight_tokens"] == 0
+
+
+def test_without_leave_of_the_policy_nothing_is_taken_back(
+    gateway: GatewayProcess, engine: HoldingEngine
+) -> None:
+    push(gateway, engine, 0)
+    clients = fill(gateway, engine, stream=False)
+    assert ask(gateway) == 429
+    assert "aborted" not in endings(engine)
+    engine.let_go.set()
+    for client in clients:
+        client.join()
+    assert gateway.metric("rhodeck_gateway_requeued_total") == 0
+
+
+def test_a_client_that_leaves_while_its_request_waits_again_leaves_nothing(
+    gateway: GatewayProcess, engine: HoldingEngine
+) -> None:
+    push(gateway, engine, 1)
+    clients = fill(gateway, engine, stream=True, timeout_s=4.0)
+    assert ask(gateway) == 200
+    for client in clients:
+        client.join()  # all leave: running, waiting, or waiting again
+    eventually(lambda: gateway.status()["in_flight_requests"] == 0)
+    status = gateway.status()
+    assert status["in_flight_tokens"] == 0
+    assert status["queues"]["batch"]["requests"] == 0
+    eventually(lambda: engine.running == 0)
+    gone = gateway.metric("rhodeck_gateway_requests_total", outcome="client_gone")
+    assert gone == len(clients)
