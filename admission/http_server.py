@@ -355,7 +355,7 @@ def _target(url: bytes) -> tuple[str, bytes] | None:
         except httptools.HttpParserInvalidURLError:
             return None
         path, query = parsed.path or b"", parsed.query or b""
-    if not path.isascii():
+    if not path or not path.isascii():
         return None
     text = path.decode("ascii")
     return (unquote(text) if "%" in text else text), query

@@ -88,10 +88,10 @@ async def serving(handler: Callable[[Any], Awaitable[None]]) -> AsyncGenerator[i
     server.lifespan = config.lifespan_class(config)
     loop = asyncio.get_running_loop()
 
+    make: Any = config.http_protocol_class
+
     def connection() -> asyncio.Protocol:
-        made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg, assignment]
-            config=config, server_state=server.server_state, app_state={}
-        )
+        made: asyncio.Protocol = make(config=config, server_state=server.server_state, app_state={})
         return made
 
     listening = await loop.create_server(connection, "127.0.0.1", 0)
