@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from admission.exact_quota import ExactQuotas
 from admission.metrics import Family
 from admission.quota_lease import QuotaLeases
+from fleet.kv_shares import KV_ROOM
 from fleet.messages import OverQuota
 from fleet.offers import GateSnapshot
 from fleet.quota_shares import FIELDS
@@ -34,11 +35,15 @@ def quota_families(
     shares = {
         (tenant, part): float(getattr(share, part))
         for tenant, share in leases.lent.items()
+        if tenant != KV_ROOM
         for part in FIELDS
     }
     yield Family(
         _PREFIX + "quota_lease", "Shares in force that are not the even part.", ("tenant", "limit"), shares
     )
+    if (ratio := leases.room_ratio) is not None:
+        words = "Part of each node's KV budget that may be booked here, the lent one where it is lent."
+        yield Family(_PREFIX + "kv_share_ratio", words, (), {(): ratio})
     over = over_quota(snapshot)
     yield Family(
         _PREFIX + "over_quota_tokens",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from admission.durable import write_whole
 from fleet.accounts import Accounts
 from fleet.clock import Clock
 from fleet.errors import InvalidInput, StaleAssignment, Unavailable
-from fleet.messages import Assignment, QuotaLease, QuotaReport, QuotaShare, TenantShare
+from fleet.kv_shares import KV_ROOM, lent_ratio, parts_of, room_use, with_room
+from fleet.messages import Assignment, QuotaLease, QuotaReport, QuotaShare, QuotaUse, TenantShare
+from fleet.offers import GateSnapshot
 from fleet.policy import pointer_of
 from fleet.quota_leases import HOLD_S
 from fleet.quota_needs import Needs
@@ -54,6 +56,9 @@ class QuotaLeases:
     ends_s: float = 0.0  # shares above the assigned ones end
     rises_s: float = 0.0  # shares below them rise
     lent: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])
+    room: Callable[[], GateSnapshot] | None = None  # how full nodes are; None: their room is not lent
+    on_room: Callable[[Assignment], None] | None = None  # another part of it is in force
+    _ratio: float = 0.0  # the part of the nodes' room that the gate has
     _whole: frozenset[str] = frozenset()  # tenants whose quota is counted elsewhere
     _needs: Needs = field(default_factory=Needs)
     _assignment: Assignment | None = None
@@ -78,7 +83,8 @@ class QuotaLeases:
             ends_s = max(self.ends_s, lease.asked_at_s + lease.lease_s)
             rises_s = max(self.rises_s, lease.asked_at_s + lease.hold_s)
             if self._is_meant(lease) and now_s < rises_s and ends_s <= rises_s:
-                lent = self._known({**self.lent, **lease.shares})
+                room = {} if lease.kv_room is None else {KV_ROOM: lease.kv_room}
+                lent = self._known({**self.lent, **lease.shares, **room})
                 await self._keep(lent)
                 if self._is_meant(lease):  # an assignment may have come while the disk was written
                     self.lent, self.ends_s, self.rises_s = lent, ends_s, rises_s
@@ -118,7 +124,26 @@ class QuotaLeases:
             tenants=self._needs.uses(self.accounts, self._held(), now_s),
             ends_in_s=max(0.0, self.ends_s - now_s) if self.lent else 0.0,
             rises_in_s=max(0.0, self.rises_s - now_s) if self.lent else 0.0,
+            kv_room=self._room_use(),
         )
+
+    def _room_use(self) -> QuotaUse | None:
+        if self.room is None or self._assignment is None:
+            return None
+        assigned = parts_of(self._assignment.kv_share_ratio)
+        return room_use(self.room(), self.lent.get(KV_ROOM, assigned))
+
+    @property
+    def room_ratio(self) -> float | None:
+        """Return the part of each node's room in force; None before an assignment."""
+        return None if self._assignment is None else self._ratio
+
+    def in_force(self, assignment: Assignment) -> Assignment:
+        """Return an assignment with the part of the nodes' room that is lent in the place of its own."""
+        ratio = lent_ratio(self.lent, assignment)
+        if ratio == assignment.kv_share_ratio:
+            return assignment
+        return assignment.model_copy(update={"kv_share_ratio": ratio})
 
     def _held(self) -> dict[str, QuotaShare]:
         """Return the shares of tenants whose account shows something else, or that are not as assigned."""
@@ -140,22 +165,21 @@ class QuotaLeases:
         now_s, before = self.clock.monotonic_s(), self._assignment
         self._assignment, self._digest = assignment, digest
         if before is None:
+            parts = with_room(assignment)
             self.lent = {
-                name: least(share, assignment.shares[name])
-                for name, share in self._load().items()
-                if name in assignment.shares
+                name: least(share, parts[name]) for name, share in self._load().items() if name in parts
             }
             self.ends_s, self.rises_s = now_s, now_s + HOLD_S
         else:
             self.look(now_s, before)
+            parts = with_room(assignment)
             self.lent = {
-                name: least(share, assignment.shares[name])
-                if _is_resplit(name, before, assignment)
-                else share
+                name: least(share, parts[name]) if _is_resplit(name, before, assignment) else share
                 for name, share in self.lent.items()
-                if name in assignment.shares
+                if name in parts
             }
         self.lent = self._known(self.lent)
+        self._ratio = lent_ratio(self.lent, assignment)  # the gate takes it in with the assignment
         self.accounts.lend(self._shares(), before.shares if before else {}, now_s, self._whole)
 
     def look(self, now_s: float, assignment: Assignment | None = None) -> None:
@@ -169,15 +193,18 @@ class QuotaLeases:
         else:
             if now_s < self.ends_s:
                 return
-            left = {name: least(share, held.shares[name]) for name, share in self.lent.items()}
+            parts = with_room(held)
+            left = {name: least(share, parts[name]) for name, share in self.lent.items()}
             if left == self.lent:
                 return
             self.lent = self._known(left)
         self.accounts.lend(self._shares(), held.shares, now_s, self._whole)
+        if assignment is None:  # else the gate takes in a new one right after
+            self._say_room()
 
     def _known(self, lent: Mapping[str, QuotaShare]) -> dict[str, QuotaShare]:
         """Return the leases that differ from the assignment's shares."""
-        assigned = self._assignment.shares if self._assignment is not None else {}
+        assigned = {} if self._assignment is None else with_room(self._assignment)
         return {
             name: share
             for name, share in lent.items()
@@ -187,6 +214,16 @@ class QuotaLeases:
     def _apply(self, now_s: float) -> None:
         if self._assignment is not None:
             self.accounts.lend(self._shares(), self._assignment.shares, now_s, self._whole)
+            self._say_room()
+
+    def _say_room(self) -> None:
+        """Have the gate take in another part of the nodes' room."""
+        if self._assignment is None or self.on_room is None:
+            return
+        ratio = lent_ratio(self.lent, self._assignment)
+        if ratio != self._ratio:
+            self._ratio = ratio
+            self.on_room(self._assignment)
 
     def set_whole(self, tenants: frozenset[str]) -> None:
         """Have the gate hold these tenants to their whole quota: somebody else counts it."""
@@ -210,7 +247,7 @@ class QuotaLeases:
                 **{part: getattr(share, part) for part in FIELDS}, over_budget=assigned[name].over_budget
             )
             for name, share in self.lent.items()
-            if name not in whole
+            if name not in whole and name in assigned
         }
 
     # -- over a restart -----------------------------------------------------------------------------
@@ -257,7 +294,11 @@ async def answer_lease(leases: QuotaLeases, body: bytes) -> bytes:
 
 def _is_resplit(name: str, before: Assignment, after: Assignment) -> bool:
     """Say whether a tenant's quota, or the number of gateways that share it, changed."""
-    if name not in before.shares or before.kv_share_ratio != after.kv_share_ratio:
+    if before.kv_share_ratio != after.kv_share_ratio:
+        return True
+    if name == KV_ROOM:
+        return False
+    if name not in before.shares:
         return True
     if not is_same(before.shares[name], after.shares[name]):
         return True

@@ -97,6 +97,8 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
     flusher, lag = UsageFlusher(state.spool), LoopLag()
     levels = LevelKeeper(settings.state_dir, state.gate.accounts, clock)
     state.on_change.append(levels.restore)
+    state.quotas.room = lambda: state.gate.snapshot(clock.monotonic_s())
+    state.quotas.on_room = state.take_room
     exact = _exact_quotas(state)
 
     def observe(node: NodeState) -> None:

@@ -111,9 +111,14 @@ class GatewayState:
         self.models = frozenset(model for node in assignment.nodes for model in node.models)
         self.pools |= {node.name: node.pool for node in assignment.nodes}
         self.quotas.rebase(assignment, digest)
-        self.gate.apply(assignment, self.clock.monotonic_s())
+        self.gate.apply(self.quotas.in_force(assignment), self.clock.monotonic_s())
         for notify in self.on_change:
             notify(assignment)
+        self.room.pump()
+
+    def take_room(self, assignment: Assignment) -> None:
+        """Have the gate go on with another part of the nodes' room, lent or given back."""
+        self.gate.apply(self.quotas.in_force(assignment), self.clock.monotonic_s())
         self.room.pump()
 
     def drain(self) -> None:

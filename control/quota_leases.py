@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from control import gateways, reconcile_store
 from control.deps import Deps
+from control.quota_known import Known, assigned_share, assigned_shares, is_one_quota
 from control.reconcile_store import Place
 from fleet.errors import FleetError, StaleAssignment
-from fleet.messages import QuotaLease, QuotaReport, QuotaShare, TenantShare
+from fleet.kv_shares import KV_ROOM
+from fleet.messages import QuotaLease, QuotaReport, QuotaShare
 from fleet.quota_leases import (
     AGAIN_S,
     DRIFT_S,
@@ -31,7 +32,7 @@ from fleet.quota_leases import (
     share_grants,
     share_targets,
 )
-from fleet.quota_shares import FIELDS, NOTHING, counts_of, in_use, is_same, least, most, raised
+from fleet.quota_shares import FIELDS, NOTHING, Counted, counts_of, is_same, least, most, raised
 
 log = logging.getLogger(__name__)
 
@@ -39,31 +40,6 @@ Send = Callable[[Place, QuotaLease], Awaitable[QuotaReport | None]]
 Load = Callable[[], Awaitable[Sequence[Place]]]
 #: A gateway of a release without leases is asked again after so long.
 ASK_OLD_AGAIN_S = 60.0
-
-
-@dataclass(slots=True)
-class _Known:
-    """What the leader knows of one gateway. `heard_s` and the ends are on our clock, `at_s` on its own."""
-
-    boot_id: str | None = None
-    digest: str | None = None
-    at_s: float = 0.0
-    heard_s: float = 0.0
-    shares: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])  # the most it may hold
-    needs: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])
-    in_use: dict[str, QuotaShare] = field(default_factory=dict[str, QuotaShare])  # may be above the share
-    ends_s: float = 0.0
-    rises_s: float = 0.0
-    left_s: float = 0.0  # of its leases, as it said; 0: it holds none
-    is_heard: bool = False  # in this pass
-    is_renewed: bool = False
-    ask_again_s: float = 0.0
-
-    def holds_lease(self, assigned: Mapping[str, TenantShare]) -> bool:
-        """Say whether any share differs from the assignment's."""
-        return any(
-            name in assigned and not is_same(held, assigned[name]) for name, held in self.shares.items()
-        )
 
 
 class QuotaLeases:
@@ -89,8 +65,8 @@ class QuotaLeases:
         self._learns_until_s = 0.0
         self._due_s = 0.0
         self._digests: dict[str, str | None] = {}
-        self._safe: dict[tuple[str, str], tuple[TenantShare, QuotaShare]] = {}
-        self._known: dict[str, _Known] = {}
+        self._safe: dict[tuple[str, str], tuple[Counted, QuotaShare]] = {}
+        self._known: dict[str, Known] = {}
 
     async def tick(self) -> str:
         """Make a pass if it is time and return the line to log: '2 of 3 gateways hold leases'.
@@ -118,7 +94,7 @@ class QuotaLeases:
             return "another controller lends"
 
     async def _pass(self, places: Sequence[Place]) -> str:
-        assigned = {place.name: _assigned(place) for place in places}
+        assigned = {place.name: assigned_shares(place) for place in places}
         self._forget(assigned)
         await self._ask(places, assigned)
         await self._hold(places, assigned)
@@ -137,20 +113,18 @@ class QuotaLeases:
     def _now_s(self) -> float:
         return self._deps.clock.monotonic_s()
 
-    def _forget(self, assigned: Mapping[str, Mapping[str, TenantShare]]) -> None:
+    def _forget(self, assigned: Mapping[str, Mapping[str, Counted]]) -> None:
         """Drop gateways that left the registry once what was lent to them has run out."""
         now_s = self._now_s()
         for name in [name for name in self._known if name not in assigned]:
             if self._known[name].ends_s <= now_s:
                 del self._known[name]
         for name in assigned:
-            self._known.setdefault(name, _Known())
+            self._known.setdefault(name, Known())
 
     # -- talking ------------------------------------------------------------------------------------
 
-    async def _ask(
-        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
-    ) -> None:
+    async def _ask(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, Counted]]) -> None:
         """Hear every gateway; renew on the way what may stay as it is.
 
         One that did not answer last time is only asked: what it holds is to run out.
@@ -168,9 +142,7 @@ class QuotaLeases:
             )
         )
 
-    async def _hold(
-        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
-    ) -> None:
+    async def _hold(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, Counted]]) -> None:
         """Have those who lent go on without it, before anybody is renewed on the strength of that."""
         until_s = self._now_s() + self._lease_s + DRIFT_S
         late = [
@@ -182,9 +154,7 @@ class QuotaLeases:
         ]
         await asyncio.gather(*(self._call(place, {}, lease_s=0.0) for place in late))
 
-    async def _renew(
-        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
-    ) -> None:
+    async def _renew(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, Counted]]) -> None:
         """Renew what is held and was not renewed on the way."""
         left = [
             place
@@ -222,8 +192,12 @@ class QuotaLeases:
                     "shares": shares,
                 }
             )
+            if KV_ROOM in shares:
+                tenants = {name: share for name, share in shares.items() if name != KV_ROOM}
+                message = message.model_copy(update={"shares": tenants, "kv_room": shares[KV_ROOM]})
             for tenant, share in shares.items():
-                known.shares[tenant] = most(known.shares.get(tenant, _assigned_share(place, tenant)), share)
+                held = known.shares.get(tenant) or assigned_share(place, tenant)
+                known.shares[tenant] = most(held, share)
             if lease_s:
                 known.ends_s = max(known.ends_s, sent_s + lease_s + DRIFT_S)
         try:
@@ -238,7 +212,7 @@ class QuotaLeases:
         if report is None:
             known.ask_again_s = sent_s + ASK_OLD_AGAIN_S
             return
-        self._take_in(known, report, sent_s)
+        known.take_in(report, sent_s, self._now_s())
         known.is_renewed |= bool(lease_s) and message.boot_id is not None
 
     async def _post(self, place: Place, message: QuotaLease) -> QuotaReport | None:
@@ -255,21 +229,10 @@ class QuotaLeases:
     async def _read(self) -> Sequence[Place]:
         return await asyncio.to_thread(reconcile_store.load, self._deps, self._deps.clock.now())
 
-    def _take_in(self, known: _Known, report: QuotaReport, sent_s: float) -> None:
-        heard_s = self._now_s()
-        known.boot_id, known.digest, known.at_s = report.boot_id, report.digest, report.at_s
-        known.heard_s, known.is_heard = heard_s, True
-        known.shares = {name: use.share for name, use in report.tenants.items()}
-        known.needs = {name: use.need for name, use in report.tenants.items()}
-        known.in_use = {name: in_use(use) for name, use in report.tenants.items()}
-        known.ends_s = heard_s + report.ends_in_s + DRIFT_S
-        known.rises_s = sent_s + report.rises_in_s
-        known.left_s = report.rises_in_s
-
     # -- deciding -----------------------------------------------------------------------------------
 
     def _standings(
-        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]], tenant: str
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, Counted]], tenant: str
     ) -> list[Standing]:
         """Return each gateway's standing with a tenant's quota, those that left last."""
         now_s = self._now_s()
@@ -280,11 +243,13 @@ class QuotaLeases:
         return made
 
     def _standing(
-        self, place: Place, assigned: Mapping[str, TenantShare], tenant: str, now_s: float
+        self, place: Place, assigned: Mapping[str, Counted], tenant: str, now_s: float
     ) -> Standing:
         known, safe = self._known[place.name], self._safe_of(place.name, tenant, assigned[tenant])
         need = known.needs.get(tenant, NOTHING) if known.is_heard else NOTHING
         held = known.shares.get(tenant)
+        if tenant == KV_ROOM and not known.has_room:  # not heard yet, or of another release
+            return Standing(safe, safe, NOTHING, is_open=False)
         if known.is_heard and known.digest != place.digest:  # an assignment is on its way to it
             return Standing(safe, most(held or safe, safe), need, is_open=False)
         if held is None:
@@ -295,14 +260,14 @@ class QuotaLeases:
             claim = claim if running is NOTHING else most(claim, running)
         return Standing(safe, claim, need, is_open=known.is_heard)
 
-    def _safe_of(self, name: str, tenant: str, assigned: TenantShare) -> QuotaShare:
+    def _safe_of(self, name: str, tenant: str, assigned: Counted) -> QuotaShare:
         """Return the counts of an assigned share, made once while it is the same."""
         kept = self._safe.get((name, tenant))
         if kept is None or kept[0] is not assigned:
             kept = self._safe[(name, tenant)] = (assigned, counts_of(assigned))
         return kept[1]
 
-    def _fits(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]) -> bool:
+    def _fits(self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, Counted]]) -> bool:
         """Say whether what is held may stay: no quota is claimed beyond what it is."""
         for tenant in self._lent(assigned):
             standings = self._standings(places, assigned, tenant)
@@ -322,7 +287,7 @@ class QuotaLeases:
             for known in self._known.values()
         )
 
-    def _lent(self, assigned: Mapping[str, Mapping[str, TenantShare]]) -> list[str]:
+    def _lent(self, assigned: Mapping[str, Mapping[str, Counted]]) -> list[str]:
         """Return the tenants whose quota is not split as assigned."""
         found = {
             tenant
@@ -334,7 +299,7 @@ class QuotaLeases:
         return sorted(tenant for tenant in found if all(tenant in shares for shares in assigned.values()))
 
     def _wanted(
-        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, TenantShare]]
+        self, places: Sequence[Place], assigned: Mapping[str, Mapping[str, Counted]]
     ) -> dict[str, tuple[QuotaShare, ...]]:
         """Return the shares to come to of each tenant whose quota should move."""
         short = {
@@ -349,7 +314,7 @@ class QuotaLeases:
             if not all(tenant in shares for shares in assigned.values()):
                 continue
             standings = self._standings(places, assigned, tenant)
-            if _is_one_quota(places, tenant):
+            if is_one_quota(places, tenant):
                 wanted = share_targets(standings)
             else:  # a rollout changes it: until it is through each has its even part
                 wanted = tuple(standing.safe for standing in standings)
@@ -360,7 +325,7 @@ class QuotaLeases:
     def _changes(
         self,
         places: Sequence[Place],
-        assigned: Mapping[str, Mapping[str, TenantShare]],
+        assigned: Mapping[str, Mapping[str, Counted]],
         wanted: Mapping[str, tuple[QuotaShare, ...]],
         *,
         is_grant: bool,
@@ -378,20 +343,3 @@ class QuotaLeases:
                 if new != held:
                     changes.setdefault(place.name, {})[tenant] = new
         return changes
-
-
-def _assigned(place: Place) -> Mapping[str, TenantShare]:
-    return {} if place.target is None else place.target.assignment.shares
-
-
-def _assigned_share(place: Place, tenant: str) -> QuotaShare:
-    return counts_of(_assigned(place)[tenant])
-
-
-def _is_one_quota(places: Sequence[Place], tenant: str) -> bool:
-    quotas = {
-        tuple(getattr(place.target.assignment.policy.tenants[tenant], part) for part in FIELDS)
-        for place in places
-        if place.target is not None
-    }
-    return len(quotas) == 1

@@ -170,6 +170,7 @@ class QuotaLease(_Message):
     lease_s: Seconds = 0.0  # what is above the assignment's share ends after it
     hold_s: Seconds = 0.0  # what is below it rises again after it
     shares: dict[Name, QuotaShare] = {}
+    kv_room: QuotaShare | None = None  # part of the nodes' room, see fleet.kv_shares; None: as it is
 
 
 class QuotaUse(_Message):
@@ -196,6 +197,7 @@ class QuotaReport(_Message):
     tenants: dict[Label, QuotaUse] = {}
     ends_in_s: Seconds = 0.0  # until shares above the assignment's end
     rises_in_s: Seconds = 0.0  # until shares below it rise
+    kv_room: QuotaUse | None = None  # of the nodes; None: a release that cannot be lent any
 
 
 class QueueState(_Message):
@@ -204,6 +206,15 @@ class QueueState(_Message):
     requests: int
     tokens: int
     oldest_wait_s: Seconds
+
+
+class PromptFit(_Message):
+    """How prompts of one model are estimated from their bytes, and how far off that was."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    bytes_per_token: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    error_ratio: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # of the tokens counted
 
 
 class OverQuota(_Message):
@@ -241,6 +252,7 @@ class GatewayStatus(_Message):
     from_disk: bool  # the assignment in force was loaded from disk and not confirmed since
     unsupported: tuple[Words, ...] = ()  # JSON pointers into the policy this gateway does not enforce
     shares: dict[Label, TenantShare] = {}
+    prompts: dict[Label, PromptFit] = {}  # by model; those whose engines counted something
     over: dict[Label, OverQuota] = {}  # tenants that hold more than they may, after a cut
     in_flight_requests: int
     in_flight_tokens: int

@@ -57,7 +57,7 @@ class Member:
 
 
 class GatewayGroup:
-    """A supervisor and its processes. Their log lines are in `log_path`."""
+    """A supervisor and its processes; of one, that process. Their log lines are in `log_path`."""
 
     def __init__(self, state_dir: Path, count: int, *flags: str, name: str = "gw") -> None:
         self.state_dir, self.count, self.name, self.flags = state_dir, count, name, flags
@@ -69,7 +69,8 @@ class GatewayGroup:
     def running(self) -> Generator[GatewayGroup]:
         """Run it until the block ends; whatever is left is killed."""
         command = [sys.executable, "-m", "admission", "--name", self.name, "--port", "0"]
-        command += ["--processes", str(self.count), "--state-dir", str(self.state_dir), *self.flags]
+        command += ["--processes", str(self.count), "--admin-port", "0"]
+        command += ["--state-dir", str(self.state_dir), *self.flags]
         environment = dict(os.environ) | {"RHODECK_GATEWAY_ADMIN_TOKEN": ADMIN_TOKEN}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -77,6 +78,7 @@ class GatewayGroup:
             eventually(self._is_up)
             ports = {entry["process"]: entry for entry in self.entries("gateway listens")}
             names = [f"{self.name}-{number}" for number in range(1, self.count + 1)]
+            names = names if self.count > 1 else [self.name]
             self.members = [Member(name, ports[name]["admin_port"]) for name in names]
             self.port = ports[names[0]]["port"]
             yield self
@@ -92,6 +94,8 @@ class GatewayGroup:
     def _is_up(self) -> bool:
         if self.process.poll() is not None:
             raise AssertionError(f"the supervisor ended: {self.log_path.read_text()[-2_000:]}")
+        if self.count == 1:
+            return bool(self.entries("gateway listens"))
         return self.states()[-1:] == [f"{self.count} of {self.count} serve"]
 
     @property
