@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from admission import VERSION, lastgood
 from admission.answers import JSON_TYPE, Answer
+from admission.estimate_gauges import prompt_fits
 from admission.explaining import DECISIONS_PATH, decision_answer
 from admission.identity import bearer, is_same_secret
 from admission.inbound import Inbound
@@ -237,6 +238,7 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         from_disk=state.is_from_disk,
         shares=held.shares if held else {},
         over=over_quota(snapshot),
+        prompts=prompt_fits(state.estimator),
         unsupported=unsupported(state),
         in_flight_requests=snapshot.in_flight_requests,
         in_flight_tokens=snapshot.in_flight_tokens,

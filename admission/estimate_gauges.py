@@ -10,8 +10,20 @@ from collections.abc import Iterator
 from admission.estimate import PromptEstimator
 from admission.metrics import Family
 from admission.prompt_counts import PromptCounts
+from fleet.messages import PromptFit
 
+MAX_FITS = 100  # models named in a status
 _PREFIX = "rhodeck_gateway_"
+
+
+def prompt_fits(estimator: PromptEstimator) -> dict[str, PromptFit]:
+    """Return by model how prompts are estimated, for the gateway's status; at most `MAX_FITS`."""
+    learned = sorted(estimator.learned().items())[:MAX_FITS]
+    return {
+        model: PromptFit(bytes_per_token=ratio, error_ratio=min(error, 1e9))
+        for model, (ratio, error) in learned
+        if len(model) <= 200
+    }
 
 
 def estimate_families(estimator: PromptEstimator, counts: PromptCounts | None) -> Iterator[Family]:

@@ -24,7 +24,7 @@ from control.tables import (
     RolloutRow,
     TenantKeyRow,
 )
-from fleet.messages import GatewayStatus, OverQuota, QueueState
+from fleet.messages import GatewayStatus, OverQuota, PromptFit, QueueState
 from fleet.outcomes import Tier
 
 Condition = Literal["unknown", "converged", "behind", "drifting", "unreachable", "rejected"]
@@ -86,6 +86,7 @@ class GatewayState:
     draining: bool
     over: Mapping[str, OverQuota] = field(default_factory=dict[str, OverQuota])  # tenants above their quota
     group: str | None = None  # the gateway it is one of several processes of
+    prompts: Mapping[str, PromptFit] = field(default_factory=dict[str, PromptFit])  # by model
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,7 @@ def _gateway_state(
         acked_at=seen.acked_at if seen and condition == "converged" else None,
         draining=status.draining if status else False,
         over=status.over if status else {},
+        prompts=status.prompts if status else {},
     )
 
 

@@ -99,6 +99,12 @@ GATEWAYS: dict[str, Any] = {
     "nodes": column.TextColumn("Usable nodes"),
     "why": column.TextColumn("Why", width=330),
 }
+PROMPTS: dict[str, Any] = {
+    "model": column.TextColumn("Model"),
+    "gateway": column.TextColumn("Gateway"),
+    "bytes": column.NumberColumn("Bytes a token", format="%.2f", help="learned from what engines counted"),
+    "off": column.TextColumn("Estimates off by", help="absolute differences by the tokens counted"),
+}
 HISTORY: dict[str, Any] = {
     "revision": column.NumberColumn("Revision", width="small"),
     "at": column.TextColumn("When"),

@@ -32,6 +32,7 @@ STATES: dict[RolloutState, tuple[Tone, str, str]] = {
     "superseded": ("unknown", "superseded", "A newer revision took its place."),
     "aborted": ("act", "aborted", "Gateways go back to the revision before it."),
 }
+PROMPTS_SHOWN = 20
 STEPS: dict[RolloutState, tuple[Verb, ...]] = {
     "first": ("pause", "promote", "abort"),
     "baking": ("pause", "promote", "abort"),
@@ -139,6 +140,20 @@ def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
             for g in rows
         ],
         "why": [_why(g) for g in rows],
+    }
+
+
+def prompt_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
+    """Return how prompts are estimated by model and gateway, the worst first; at most `PROMPTS_SHOWN`."""
+    heard = [g for g in gateways if g.condition not in NOT_HEARD]
+    rows = [(fit, model, g.name) for g in heard for model, fit in g.prompts.items()]
+    rows.sort(key=lambda row: (-row[0].error_ratio, row[1], row[2]))
+    shown = rows[:PROMPTS_SHOWN]
+    return {
+        "model": [model for _, model, _ in shown],
+        "gateway": [name for *_, name in shown],
+        "bytes": [fit.bytes_per_token for fit, *_ in shown],
+        "off": [words.percent(fit.error_ratio) for fit, *_ in shown],
     }
 
 

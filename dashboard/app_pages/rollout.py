@@ -32,6 +32,14 @@ def live() -> None:
         "Each pair is what the gateway said it runs / what it should run. Queued: interactive / batch / "
         "best-effort. A condition is the gateway's newest word, never what was sent to it."
     )
+    prompts = vm.prompt_rows(now.gateways)
+    if prompts["model"]:
+        st.subheader("Prompt estimates")
+        components.table(prompts, tables.PROMPTS, key="prompts")
+        st.caption(
+            "What the gate takes a prompt to be before an engine counts it: its bytes by this ratio, or "
+            "exact where a tokenizer is configured. Far off: configure one (docs/gateway.md)."
+        )
 
 
 components.live(live, chosen.tick_s(fast=True))

@@ -55,6 +55,9 @@ def test_a_prompt_is_booked_as_its_tokenizer_counts_it(tmp_path: Path, engine: F
         # The engine counts 7 for anything: the estimate it would have been is judged by that all the same.
         assert gateway.metric("rhodeck_gateway_bytes_per_token", model=MODEL) > 4
         assert gateway.metric("rhodeck_gateway_prompt_estimate_error_ratio", model=MODEL) > 1
+        [(model, fit)] = gateway.status()["prompts"].items()
+        assert model == MODEL
+        assert fit["bytes_per_token"] > 4
         assert {record["prompt_tokens"] for record in gateway.usage()} == {PROMPT_TOKENS}
 
 

@@ -32,7 +32,7 @@ from control.tables import (
     ScrapeFailureRow,
     UsageQuarterRow,
 )
-from fleet.messages import GatewayStatus, QueueState
+from fleet.messages import GatewayStatus, PromptFit, QueueState
 from fleet.months import quarter_of
 from fleet.outcomes import Tier
 from fleet.policy import default_policy
@@ -221,6 +221,7 @@ def _gateway(session: Session, at: datetime) -> None:
         in_flight_requests=16,
         in_flight_tokens=9_000,
         queues={tier: QueueState(requests=1, tokens=500, oldest_wait_s=0.2) for tier in Tier},
+        prompts={"m-70b": PromptFit(bytes_per_token=3.9, error_ratio=0.04)},
         nodes_usable=2,
         nodes_total=3,
         usage_spool="s",

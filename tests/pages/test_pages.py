@@ -105,6 +105,7 @@ def test_rollout_says_what_each_gateway_confirmed(full: Show) -> None:
     assert column(at, "condition") == ["\u2713 converged"]
     assert column(at, "revision")[0] == "2 / 2"
     assert column(at, "queued") == ["1 / 1 / 1"]
+    assert column(at, "off") == ["4.0 %"]
 
 
 def test_audit_lists_every_change_and_verifies(full: Show) -> None:

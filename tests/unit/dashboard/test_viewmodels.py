@@ -33,6 +33,7 @@ from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_frame import stale_after, who
 from fleet.allocation import allocate
 from fleet.errors import InvalidPolicy
+from fleet.messages import PromptFit
 from fleet.months import month_of
 from fleet.readings import Histogram, Reason
 from fleet.spend import NodeTime, Use
@@ -215,6 +216,17 @@ def test_a_rejected_gateway_says_field_and_reason_first() -> None:
     rows = viewmodels_rollout.gateway_rows([gateway("converged"), gateway("rejected", message="sum is 95")])
     assert rows["gateway"] == ["gw-rejected", "gw-converged"]
     assert rows["why"][0] == "field /tiers; sum is 95"
+
+
+def test_the_models_whose_prompts_are_estimated_worst_come_first_and_old_words_are_left_out() -> None:
+    good, bad = PromptFit(bytes_per_token=4.1, error_ratio=0.03), PromptFit(bytes_per_token=2, error_ratio=1.5)
+    told = replace(gateway("converged"), prompts={"m-8b": good, "m-70b": bad})
+    silent = replace(gateway("unreachable"), prompts={"m-1b": bad})
+    rows = viewmodels_rollout.prompt_rows([told, silent])
+    assert rows["model"] == ["m-70b", "m-8b"]
+    assert rows["bytes"] == [2, 4.1]
+    assert rows["off"] == ["150.0 %", "3.0 %"]
+    assert viewmodels_rollout.prompt_rows([gateway("converged")])["model"] == []  # nothing known: no table
 
 
 SLOTS = {"main": 64, "other": None}
