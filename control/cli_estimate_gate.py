@@ -187,9 +187,8 @@ def _seconds(value: float | None) -> str:
 
 
 def _spread_lines(others: Mapping[str, Any]) -> list[str]:
-    lines = [
-        f"{others['seeds']} other seeds on the first {others['days']} days, 95 % interval of their mean:"
-    ]
+    days = "day" if others["days"] == 1 else f"{others['days']} days"
+    lines = [f"{others['seeds']} other seeds on the first {days}, 95 % interval of their mean:"]
     for name in _REPLICATED:
         if others[name] is not None:
             words, form = _SHOWN[name]

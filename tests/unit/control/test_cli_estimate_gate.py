@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from control.cli_estimate import estimate
 from control.cli_estimate_gate import whole_days
 from control.estimate_scenarios import read_scenario
-from fleet.errors import InvalidInput
+from fleet.errors import FleetError, InvalidInput
 from fleet.outcomes import Tier
 
 #: Two nodes of 0.0125 requests/s and two slots: 0.9 of what they serve, for a day.
@@ -49,6 +49,38 @@ def test_three_methods_stand_side_by_side(tmp_path: Path) -> None:
     shown = confirm(scenario(tmp_path))
     assert "best_effort" in shown
     assert "by the tiers' weights (70/5)" in shown
+
+
+def test_engines_tenants_and_other_seeds_are_told_apart(tmp_path: Path) -> None:
+    tenants = {"interactive": {"acme": [0.6, 3], "beta": [0.4, 1]}}
+    weights = {"interactive": 80, "batch": 10, "best_effort": 10}
+    path = scenario(tmp_path, tenants=tenants, weights=weights)
+    words = ["--engine", "h100-70b-fp8", "--replications", "2", "--processes", "1"]
+    found = json.loads(confirm(path, *words, "--json"))
+    assert [one["tenant"] for one in found["tenants"]] == ["acme", "beta"]
+    of_tier = found["tiers"]["interactive"]
+    assert sum(one["offered"] for one in found["tenants"]) == of_tier["offered"]
+    assert of_tier["first_p50_s"] < of_tier["e2e_p50_s"]
+    assert found["preemptions"] == 0
+    others = found["replications"]
+    assert (others["seeds"], others["days"]) == (2, 1)
+    mean, low, high = others["refused_share"]
+    assert low < mean < high
+    shown = confirm(path, *words)
+    assert "2 other seeds on the first day, 95 %" in shown
+    assert "\nacme " in shown
+    assert "(80/10)" in shown
+
+
+def test_engines_serve_only_behind_the_gate(tmp_path: Path) -> None:
+    path = str(scenario(tmp_path))
+    for words, said in (
+        (["--engine", "h100-70b-fp8"], "only behind the gate"),
+        (["--gate", "--engine", "abacus"], "no engine profile"),
+        (["--gate", "--days", "1", "--engine", "h100-70b-fp8", "--kv-tokens", "100"], "KV cache holds"),
+    ):
+        with pytest.raises(FleetError, match=said):
+            CliRunner().invoke(estimate, ["confirm", path, *words], catch_exceptions=False)
 
 
 def test_parts_of_days_and_other_tiers_are_refused() -> None:
