@@ -76,6 +76,14 @@ def as_text(report: StatusReport) -> str:
             generation = "-" if g.observed_generation is None else g.observed_generation
             indent = "" if group is None else "  "
             lines.append(f"gateway   {indent}{g.name}: {g.condition}, {age}, generation {generation}")
+    lines += [
+        f"over      {tenant}: over by {by.tokens:,} tokens and {by.requests:,} requests; nothing is stopped"
+        for tenant, by in report.over.items()
+    ]
+    lines += [
+        f"shadow    {name} would have refused {count:,} in the last hour"
+        for name, count in (report.would_refuse or {}).items()
+    ]
     lines += [f"alert     {a.id} {a.state} {a.severity}: {a.summary}" for a in report.alerts]
     lines += [f"problem   {problem}" for problem in report.problems]
     return "\n".join(lines)

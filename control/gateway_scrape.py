@@ -7,6 +7,7 @@ traffic after a gateway's restart, and demand that leaves out what was refused a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -14,6 +15,7 @@ from math import inf
 from fleet.counters import increment
 from fleet.exposition import Caps, Families, read_families
 from fleet.histograms import from_cumulative
+from fleet.limiters import Limiter
 from fleet.readings import Histogram
 
 PREFIX = "rhodeck_gateway_"
@@ -35,7 +37,9 @@ _GAUGES = {
 }
 _HISTOGRAMS = {"queue_wait_s": PREFIX + "queue_wait_seconds", "ttft_s": PREFIX + "ttft_seconds"}
 _OUTCOMES = PREFIX + "requests_total"
+_WOULD_REFUSE = PREFIX + "would_refuse_total"
 _TOKENS = PREFIX + "tokens_total"
+_LIMITERS = frozenset(limiter.value for limiter in Limiter)
 _OLDEST_WAIT = PREFIX + "oldest_wait_seconds"
 #: Longer waits are no waits: no tier allows an hour.
 MAX_WAIT_S = 86_400.0
@@ -52,6 +56,7 @@ class FlowReading:
     gauges: dict[str, int] = field(default_factory=dict[str, int])
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     histograms: dict[str, Histogram] = field(default_factory=dict[str, Histogram])
+    would_refuse: dict[str, int] = field(default_factory=dict[str, int])  # by limiter in shadow
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class GatewayPage:
     process_start_time_s: float | None
     dropped: tuple[str, ...] = ()  # what was left out and why
     oldest_wait_s: dict[str, float] = field(default_factory=dict[str, float])  # by tier; of who waits now
+    counts_shadow: bool = False  # it says what limits in shadow let through
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class FlowWindow:
     dispatched: int | None = None
     repeated: int | None = None  # of the offered, tries of one that was refused or failed before
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    would_refuse: dict[str, int] | None = None  # by limiter in shadow
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     queued_requests: int | None = None
@@ -92,20 +99,7 @@ def read_gateway_page(body: bytes) -> GatewayPage | None:
     is_gateway = any(name.startswith(PREFIX) for name in (*families.samples, *families.declared))
     if families.too_large or not is_gateway:
         return None
-    flows: dict[Flow, FlowReading] = {}
-    for name, family in _COUNTERS.items():
-        for flow, _, value in _samples(families, family):
-            flows.setdefault(flow, FlowReading()).counters[name] = value
-    for flow, labels, value in _samples(families, _TOKENS):
-        flows.setdefault(flow, FlowReading()).counters[labels.get("kind", "")] = value
-    for flow, labels, value in _samples(families, _OUTCOMES):
-        flows.setdefault(flow, FlowReading()).outcomes[labels.get("outcome", "")] = value
-    for name, family in _GAUGES.items():
-        for flow, _, value in _samples(families, family):
-            flows.setdefault(flow, FlowReading()).gauges[name] = value
-    for name, family in _HISTOGRAMS.items():
-        for flow, histogram in _histograms(families, family):
-            flows.setdefault(flow, FlowReading()).histograms[name] = histogram
+    flows = _flows(families)
     started = families.samples.get("process_start_time_seconds")
     oldest = {
         labels["tier"]: value
@@ -116,7 +110,29 @@ def read_gateway_page(body: bytes) -> GatewayPage | None:
         for reading in flows.values():
             reading.counters.setdefault("repeated", 0)
     flows, remarks = _kept(flows, families.remarks())
-    return GatewayPage(flows, started[0][1] if started else None, remarks, oldest)
+    counts_shadow = _WOULD_REFUSE in families.declared
+    return GatewayPage(flows, started[0][1] if started else None, remarks, oldest, counts_shadow)
+
+
+def _flows(families: Families) -> dict[Flow, FlowReading]:
+    flows: dict[Flow, FlowReading] = defaultdict(FlowReading)
+    for name, family in _COUNTERS.items():
+        for flow, _, value in _samples(families, family):
+            flows[flow].counters[name] = value
+    for flow, labels, value in _samples(families, _TOKENS):
+        flows[flow].counters[labels.get("kind", "")] = value
+    for flow, labels, value in _samples(families, _OUTCOMES):
+        flows[flow].outcomes[labels.get("outcome", "")] = value
+    for flow, labels, value in _samples(families, _WOULD_REFUSE):
+        if labels.get("limiter") in _LIMITERS:
+            flows[flow].would_refuse[labels["limiter"]] = value
+    for name, family in _GAUGES.items():
+        for flow, _, value in _samples(families, family):
+            flows[flow].gauges[name] = value
+    for name, family in _HISTOGRAMS.items():
+        for flow, histogram in _histograms(families, family):
+            flows[flow].histograms[name] = histogram
+    return dict(flows)
 
 
 def _kept(
@@ -166,7 +182,13 @@ def gateway_window(before: GatewayPage | None, after: GatewayPage, seconds: floa
     restarted = _restarted(before, after)
     nothing = FlowReading()
     return [
-        _flow_window(flow, nothing if restarted else before.flows.get(flow, nothing), reading, seconds)
+        _flow_window(
+            flow,
+            nothing if restarted else before.flows.get(flow, nothing),
+            reading,
+            seconds,
+            counts_shadow=after.counts_shadow,
+        )
         for flow, reading in sorted(after.flows.items())
     ]
 
@@ -190,7 +212,9 @@ def _restarted(before: GatewayPage, after: GatewayPage) -> bool:
     return False
 
 
-def _flow_window(flow: Flow, before: FlowReading, after: FlowReading, seconds: float) -> FlowWindow:
+def _flow_window(
+    flow: Flow, before: FlowReading, after: FlowReading, seconds: float, *, counts_shadow: bool
+) -> FlowWindow:
     def grown(name: str) -> int | None:
         value = after.counters.get(name)
         return None if value is None else int(increment(before.counters.get(name, 0), value))
@@ -203,11 +227,8 @@ def _flow_window(flow: Flow, before: FlowReading, after: FlowReading, seconds: f
         # a flow whose requests were all refused has no dispatched series yet
         dispatched=grown("dispatched") if "dispatched" in after.counters else 0 if has_requests else None,
         repeated=grown("repeated"),
-        outcomes={
-            outcome: count
-            for outcome, value in after.outcomes.items()
-            if (count := int(increment(before.outcomes.get(outcome, 0), value)))
-        },
+        outcomes=_grown(before.outcomes, after.outcomes),
+        would_refuse=_grown(before.would_refuse, after.would_refuse) if counts_shadow else None,
         prompt_tokens=grown("prompt"),
         output_tokens=grown("output"),
         histograms={
@@ -216,6 +237,14 @@ def _flow_window(flow: Flow, before: FlowReading, after: FlowReading, seconds: f
             if (grown_histogram := _histogram_growth(before.histograms.get(name), histogram)) is not None
         },
     )
+
+
+def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {
+        name: count
+        for name, value in after.items()
+        if (count := int(increment(before.get(name, 0), value)))
+    }
 
 
 def _histogram_growth(before: Histogram | None, after: Histogram) -> Histogram | None:

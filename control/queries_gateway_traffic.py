@@ -115,6 +115,21 @@ def _whole(value: object) -> int | None:
     return None if value is None else int(str(value))
 
 
+def shadow_refusals(session: Session, since: datetime, until: datetime) -> dict[str, int] | None:
+    """Return requests that limits in shadow let through in [since, until), by limiter, most first.
+
+    None if no gateway was read in that time that counts them: unknown, not none.
+    """
+    g = GatewaySampleRow
+    where = (g.at >= since, g.at < until, g.would_refuse.is_not(None))
+    if session.scalar(select(g.at).where(*where).limit(1)) is None:
+        return None
+    each = func.jsonb_each_text(g.would_refuse).table_valued("key", "value", joins_implicitly=True)
+    count = func.sum(cast(each.c.value, BigInteger))
+    rows = session.execute(select(each.c.key, count).select_from(g).where(*where).group_by(each.c.key))
+    return dict(sorted(((name, int(total)) for name, total in rows), key=lambda row: (-row[1], row[0])))
+
+
 def _outcomes(session: Session, since: datetime, until: datetime) -> dict[tuple[str, str], dict[str, int]]:
     g = GatewaySampleRow
     each = func.jsonb_each_text(g.outcomes).table_valued("key", "value", joins_implicitly=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -18,12 +18,14 @@ from control.alert_observations import named
 from control.alert_rule_store import rules_in_force
 from control.freshness import Freshness, stale_after_s
 from control.queries_fleet import AlertView, HealthView, fleet_health, open_alerts, recent_rounds
+from control.queries_gateway_traffic import shadow_refusals
 from control.queries_nodes import NodeRowView, node_table
 from control.queries_policy import GatewayState, gateway_states, head
 from control.tables import AlertTimerRow
 from fleet.alert_rules import RHO_HIGH, SATURATION, STARVATION, UNSTABLE
 from fleet.breach import AlarmState, Condition
 from fleet.errors import InvalidInput
+from fleet.messages import OverQuota
 
 #: What `healthy` means, for help texts and documentation.
 HEALTHY_MEANS = (
@@ -33,6 +35,7 @@ HEALTHY_MEANS = (
     "rho is reported and does not make the fleet unhealthy."
 )
 
+SHADOW_WINDOW = timedelta(hours=1)
 #: Rules whose alarms hold back for a while, but whose breach is no health meanwhile. Nodes and gateways
 #: have problems of their own above.
 _PENDING_COUNTS = (RHO_HIGH, SATURATION, STARVATION, UNSTABLE)
@@ -50,6 +53,8 @@ class StatusReport:
     alerts: tuple[AlertView, ...]
     verdicts: tuple[HealthView, ...]  # of the fleet, pools, models and tiers
     problems: tuple[str, ...]  # why it is not healthy; empty when it is
+    over: dict[str, OverQuota]  # tenants that hold more than their quota allows, over all gateways
+    would_refuse: dict[str, int] | None  # in the last hour, by limit in shadow; None: not known
 
     @property
     def is_healthy(self) -> bool:
@@ -74,6 +79,8 @@ class StatusReport:
                 for g in self.gateways
             ],
             "revision": self.revision,
+            "over_quota": {tenant: by.model_dump() for tenant, by in self.over.items()},
+            "would_have_refused_last_hour": self.would_refuse,
             "rho": {
                 "value": health and health.rho,
                 "low": health and health.rho_low,
@@ -113,12 +120,24 @@ def status_report(session: Session, now: datetime) -> StatusReport:
         health=fleet_health(session, now),
         verdicts=tuple(queries_rho.verdicts(session, now)),
         alerts=alerts,
+        over=_over(gateways),
+        would_refuse=shadow_refusals(session, now - SHADOW_WINDOW, now),
         problems=tuple(
             [*_round_problems(session, now), *_node_problems(nodes), *_gateway_problems(gateways)]
             + [f"alert {a.id}: {a.summary}" for a in alerts]
             + _pending_problems(session)
         ),
     )
+
+
+def _over(gateways: tuple[GatewayState, ...]) -> dict[str, OverQuota]:
+    """Return by how much tenants hold more than the gateways' parts of their quotas, summed."""
+    found: dict[str, OverQuota] = {}
+    for gateway in gateways:
+        for tenant, by in gateway.over.items():
+            had = found.get(tenant, OverQuota(tokens=0, requests=0))
+            found[tenant] = OverQuota(tokens=had.tokens + by.tokens, requests=had.requests + by.requests)
+    return dict(sorted(found.items(), key=lambda item: (-item[1].tokens, item[0])))
 
 
 def _round_problems(session: Session, now: datetime) -> list[str]:

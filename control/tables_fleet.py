@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, Integer, SmallInteger, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from control.tables_base import Base
@@ -189,6 +190,8 @@ class GatewaySampleRow(Base):
     repeated: Mapped[int | None]  # of them, tries of a request that was refused or failed before
     dispatched: Mapped[int | None]
     outcomes: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # outcome -> requests
+    #: Limiter in shadow -> requests it let through.
+    would_refuse: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     prompt_tokens: Mapped[int | None]
     output_tokens: Mapped[int | None]
     queued_requests: Mapped[int | None] = mapped_column(Integer)

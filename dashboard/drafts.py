@@ -26,7 +26,10 @@ QUOTA_FIELDS = (
     "weight",
     "monthly_budget_usd",
     "over_budget",
+    "quota_mode",
 )
+#: Fields that documents of earlier releases lack, with what their absence means.
+_DEFAULTS = {"quota_mode": "leases"}
 WHOLE_FIELDS = frozenset(
     {"tokens_per_minute", "burst_tokens", "max_in_flight_tokens", "max_concurrent_requests", "weight"}
 )
@@ -126,10 +129,18 @@ def with_tiers(draft: Mapping[str, Any], values: Mapping[tuple[str, str], Any]) 
     return result
 
 
+def with_values(draft: Mapping[str, Any], values: Mapping[tuple[str, ...], Any]) -> Document:
+    """Return the draft with the values at their paths set."""
+    result: Document = copy.deepcopy(dict(draft))
+    for path, value in values.items():
+        _put(result, path, value)
+    return result
+
+
 def quota_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the quota table's rows, one a tenant, by name."""
     return [
-        {"tenant": name, **{field: quota.get(field) for field in QUOTA_FIELDS}}
+        {"tenant": name, **{field: quota.get(field, _DEFAULTS.get(field)) for field in QUOTA_FIELDS}}
         for name, quota in sorted(document.get("tenants", {}).items())
     ]
 
@@ -156,7 +167,11 @@ def with_quotas(draft: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
             )
         before = known.get(name, {})
         quota = {**before, **{field: _cell(field, row.get(field)) for field in QUOTA_FIELDS}}
-        quota = {field: value for field, value in quota.items() if value is not None or field in before}
+        quota = {
+            field: value
+            for field, value in quota.items()
+            if field in before or (value is not None and value != _DEFAULTS.get(field))
+        }
         quota.setdefault("allowed_tiers", [str(tier) for tier in TIERS])
         if quota.get("tier") and quota["tier"] not in quota["allowed_tiers"]:
             quota["allowed_tiers"] = [*quota["allowed_tiers"], quota["tier"]]

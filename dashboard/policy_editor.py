@@ -7,6 +7,7 @@ second edit. Nothing here writes to the database. Prevents: edits lost by a tick
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import pandas as pd
 import streamlit as st
 
 from control.queries_policy import Revision
-from dashboard import components, drafts, tables
+from dashboard import components, drafts, policy_knob_forms, tables
 from dashboard import viewmodels_policy as vm
 from dashboard.drafts import Document, Review
 from fleet.errors import InvalidPolicy
@@ -74,7 +75,9 @@ def move_to(head: Revision) -> None:
     kept.replace(moved, parent=head.number, base=head.document)
 
 
-def edit(draft: Draft, head: Revision | None, *, why_not: str | None) -> Review:
+def edit(
+    draft: Draft, head: Revision | None, *, why_not: str | None, shadow: Mapping[str, int] | None
+) -> Review:
     """Draw the editor, keep what was typed in the draft, and return what publishing it would do."""
     problem: InvalidPolicy | None = None
     st.subheader("Tiers")
@@ -86,6 +89,11 @@ def edit(draft: Draft, head: Revision | None, *, why_not: str | None) -> Review:
     except InvalidPolicy as exc:
         problem = exc
     tenants_place = st.container()
+    st.subheader("Limits")
+    knobs = policy_knob_forms.limiter_values(draft.document, draft.key, why_not, shadow)
+    with st.expander("Routing: which node, spot, failing nodes"):
+        knobs |= policy_knob_forms.routing_values(draft.document, draft.key, why_not)
+    draft.document = drafts.with_values(draft.document, knobs)
     found = drafts.review(draft.base, draft.document, head.document if head else {})
     if problem is not None:
         found = Review(found.changes, problem, None)
@@ -161,7 +169,7 @@ def _quota_values(draft: Draft, why_not: str | None) -> list[dict[str, Any]]:
 
 
 def _raw(draft: Draft, why_not: str | None) -> None:
-    with st.expander("Everything as JSON: admission, routing, retry-after, objectives"):
+    with st.expander("Everything as JSON: admission, retry-after, objectives and all above"):
         text = st.text_area(
             "Policy document",
             value=vm.as_text(draft.document),

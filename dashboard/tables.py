@@ -117,6 +117,7 @@ DIFFERENCES: dict[str, Any] = {
     "field": column.TextColumn("Field", width="medium"),
     "old": _figure("Before"),
     "new": _figure("After"),
+    "means": column.TextColumn("What it does", width="large"),
     "theirs": _figure("Others changed it to"),
 }
 TENANTS: dict[str, Any] = {
@@ -150,6 +151,13 @@ TENANTS: dict[str, Any] = {
     ),
     "over_budget": column.SelectboxColumn(
         "Over budget", options=["warn", "downgrade", "refuse"], required=True, width=120
+    ),
+    "quota_mode": column.SelectboxColumn(
+        "Quota",
+        options=["leases", "exact"],
+        required=True,
+        width=90,
+        help="leases: lent between gateways; exact: counted in one store at each request",
     ),
 }
 KEYS: dict[str, Any] = {

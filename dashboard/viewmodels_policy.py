@@ -13,6 +13,7 @@ from typing import Any, cast
 from control.queries_policy import Revision, RevisionHead, TenantKey
 from dashboard import words
 from dashboard.drafts import Difference
+from dashboard.policy_knobs import change_words
 from dashboard.times import UNKNOWN, Zone
 from fleet.errors import InvalidPolicy
 
@@ -51,6 +52,7 @@ def difference_rows(changes: Sequence[Difference]) -> dict[str, list[Any]]:
         "field": [field_text(c.pointer) for c in changes],
         "old": [value_text(c.old) for c in changes],
         "new": [value_text(c.new) for c in changes],
+        "means": [change_words(c) for c in changes],
     }
     if any(c.is_conflict for c in changes):
         rows["theirs"] = [value_text(c.theirs) if c.is_conflict else "" for c in changes]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import access, components, data, policy_editor, policy_review, refusals_panel, state, tables
+from dashboard import (
+    access,
+    components,
+    data,
+    data_limits,
+    policy_editor,
+    policy_review,
+    refusals_panel,
+    state,
+    tables,
+)
 from dashboard import viewmodels_policy as vm
 from dashboard.tenant_keys_panel import tenant_keys_panel
 
@@ -29,7 +39,7 @@ def watch() -> None:
 
 
 components.live(watch, chosen.tick_s())
-review = policy_editor.edit(draft, head, why_not=why_not)
+review = policy_editor.edit(draft, head, why_not=why_not, shadow=data_limits.would_refuse().value)
 with st.bottom, st.container(horizontal=True, vertical_alignment="center"):
     st.markdown(vm.pending_text(review.changes), width="content")
     is_asked = st.button(

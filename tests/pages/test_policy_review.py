@@ -11,7 +11,7 @@ from control import accounts, commands_policy, queries_policy
 from control.database import session_scope
 from control.roles import Role
 from fleet.clock import SystemClock
-from tests.pages.conftest import Show, text
+from tests.pages.conftest import Show, column, text
 from tests.pages.fleet_rows import ADMIN, policy_document
 from tests.postgres_server import FreshDatabase
 
@@ -165,3 +165,24 @@ def test_rolling_back_is_one_click_with_the_reason_written(dashboard_on: FreshDa
     newest = head(dashboard_on)
     assert (newest.number, newest.restores, newest.note) == (3, 1, "Roll back to revision 1")
     assert newest.document["tenants"]["acme"]["tokens_per_minute"] == 50_000
+
+
+def test_limits_and_routing_are_seen_and_turned_on_the_page(full: Show) -> None:
+    at = full("policy")
+    switches = [box for box in at.selectbox if box.options == ["enforce", "shadow", "off"]]
+    assert len(switches) == 7
+    assert "No pending changes" in text(at)
+    queue = next(box for box in switches if box.label == "Queue length")
+    queue.select("shadow").run()
+    assert "What it would have refused is not known yet" in text(at)
+    strategy = next(box for box in at.selectbox if box.label == "Strategy")
+    strategy.select("cost_aware").run()
+    assert "2 pending changes" in text(at)
+    at.button(key="review").click().run()
+    said = column(at, "means")
+    assert "queue length lets everything through and counts what it would have refused" in said
+    document = at.session_state["policy_draft"].document
+    assert (document["limiters"]["queue_length"], document["routing"]["strategy"]) == (
+        "shadow",
+        "cost_aware",
+    )
