@@ -251,7 +251,7 @@ class ExactQuotas:
         key = f"{{{self.prefix}:{tenant}}}:".encode()
         process = f"{self.leases.name}/{self.leases.boot_id}".encode()
         numbers = (b"%d" % word for word in (int(self.life_s * 1e6), *words))
-        return wire.send(b"EVALSHA", script.sha, b"2", key + b"quota", key + b"alive", process, *numbers)
+        return wire.run(script, b"2", key + b"quota", key + b"alive", process, *numbers)
 
     def _watch(self, reply: asyncio.Future[Reply]) -> None:
         """Give the store up when a reply nobody waits for is an error."""

@@ -164,6 +164,38 @@ class StoreWire(asyncio.Protocol):
         )
         return future
 
+    def run(self, script: Script, *words: bytes) -> asyncio.Future[Reply]:
+        """Run a script; the future gets its reply. Raises Unavailable if the connection is over.
+
+        A server that forgot it (SCRIPT FLUSH, a restart, a failover) is sent its text, once a call: it
+        keeps that, and text has no NOSCRIPT.
+        """
+        outer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def settle(future: asyncio.Future[Reply], *, may_repeat: bool) -> None:
+            if outer.done():
+                return
+            problem = future.exception()
+            reply = None if problem is not None else future.result()
+            if may_repeat and isinstance(reply, StoreError) and reply.kind == "NOSCRIPT":
+                try:
+                    again = self.send(b"EVAL", script.source, *words)
+                except Unavailable as exc:
+                    problem = exc
+                else:
+                    again.add_done_callback(lambda one: settle(one, may_repeat=False))
+                    return
+            if problem is None:
+                outer.set_result(reply)
+            else:
+                outer.set_exception(problem)
+                outer.exception()  # nobody may wait for it any more
+
+        self.send(b"EVALSHA", script.sha, *words).add_done_callback(
+            lambda one: settle(one, may_repeat=True)
+        )
+        return outer
+
     async def ask(self, *words: bytes) -> Reply:
         """Return a command's reply. Raises StoreError for an error, Unavailable without a connection."""
         return checked(await self.send(*words))

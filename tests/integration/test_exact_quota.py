@@ -16,7 +16,7 @@ import pytest
 
 from admission.exact_quota import BUDGET_S, ExactQuotas, Hold
 from admission.quota_lease import QuotaLeases
-from admission.quota_wire import address_of
+from admission.quota_wire import Script, StoreError, address_of, connect
 from admission.waiting import WaitingRoom
 from control.assignments import build
 from fleet.clock import SystemClock
@@ -293,15 +293,54 @@ def test_a_killed_store_is_replaced_by_leases_and_trusted_again(store: QuotaStor
     asyncio.run(go())
 
 
-def test_scripts_that_the_store_forgot_are_loaded_again(store: QuotaStore, tmp_path: Path) -> None:
+def test_scripts_that_the_store_forgot_are_sent_again_and_it_goes_on_deciding(
+    store: QuotaStore, tmp_path: Path
+) -> None:
     async def go() -> None:
         async with members(store.url, tmp_path, 1) as (one,):
+            kept = await one.ask(100)
+            assert isinstance(kept, Dispatch)
             assert store.ask("SCRIPT", "FLUSH").startswith(b"+OK")
-            assert isinstance(await one.ask(10), Dispatch)  # by the lease, meanwhile
-            await eventually(lambda: one.exact.is_trusted)
-            before = one.exact.counts.reserved
-            assert isinstance(await one.ask(10), Dispatch)
-            assert one.exact.counts.reserved == before + 1
+            # All at once: each is decided by the store, none by the lease.
+            answers = await asyncio.gather(*(one.ask(10) for _ in range(20)))
+            assert all(isinstance(answer, Dispatch) for answer in answers)
+            assert (one.exact.counts.reserved, one.exact.counts.by_lease) == (21, 0)
+            assert store.ask("SCRIPT", "FLUSH").startswith(b"+OK")
+            one.end(kept, used=100)
+            await eventually(lambda: held_in(store, "T") == 20 * 10)
+            assert (one.exact.is_trusted, one.exact.counts.failures) == (True, 0)
+
+    asyncio.run(go())
+
+
+def test_a_store_that_never_keeps_scripts_is_sent_each_once_a_call(tmp_path: Path) -> None:
+    """A server behind a proxy that says NOSCRIPT to everything: no call repeats without end."""
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                words: list[bytes] = []
+                for _ in range(int((await reader.readline())[1:] or b"0")):
+                    length = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(length + 2))[:-2])
+                if not words:
+                    break
+                seen.append(words[0])
+                writer.write(b"-NOSCRIPT no matching script\r\n")
+        writer.close()
+
+    async def go() -> None:
+        server = await asyncio.start_unix_server(serve, str(tmp_path / "sock"))
+        lost: list[bool] = []
+        wire = await connect(address_of(f"unix://{tmp_path}/sock"), [], lambda: lost.append(True))
+        reply = await wire.run(Script("return 1"), b"0")
+        assert isinstance(reply, StoreError)
+        assert seen == [b"EVALSHA", b"EVAL"]
+        wire.close()
+        await eventually(lambda: bool(lost))
+        server.close()
+        await server.wait_closed()
 
     asyncio.run(go())
 
