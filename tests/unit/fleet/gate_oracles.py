@@ -59,10 +59,12 @@ def g3_nothing_waits_beyond_its_tiers_timeout(lease: Lease, timeout_s: float) ->
     assert lease.queued_s < timeout_s
 
 
-def g4_who_is_next_is_passed_by_no_more_than_its_own_size(lease: Lease) -> None:
-    """Inside its tier no more tokens start past a request that is next and does not fit than it needs."""
-    assert lease.ticket is not None
-    assert lease.ticket.passed_tokens <= lease.ticket.tokens
+def g4_who_is_next_is_passed_by_no_more_than_its_own_size(ticket: Ticket, passed_tokens: int) -> None:
+    """Inside its tier no more tokens start past a request that is next and does not fit than it needs.
+
+    `passed_tokens` are counted by who asks, not by the gate.
+    """
+    assert passed_tokens <= ticket.tokens
 
 
 def g5_a_push_moves_nothing(before: GateSnapshot, after: GateSnapshot, burst_tokens: int) -> None:
