@@ -16,14 +16,12 @@ from control.comparison_documents import DEFAULTS, Comparable, as_link, from_lin
 from control.estimate_inputs import Measured
 from control.estimate_traces import TraceView
 from control.rate_profile_files import BUNDLED
-from dashboard import components, data_estimates
+from dashboard import components, data_estimates, flow_inputs
 from fleet.errors import InvalidInput
 
 LINK = "e"
 _KEPT, _WRITTEN, _REFILL = "comparison_document", "comparison_link", "comparison_refill"
-#: Not typed here: taken as measured, or from a document.
-_KEPT_AS_THEY_ARE = ("weights", "tenants")
-_FIELDS = ("mean_rps", *(name for name in DEFAULTS if name not in ("tiers", *_KEPT_AS_THEY_ARE)))
+_FIELDS = ("mean_rps", *(name for name in DEFAULTS if name not in ("tiers", "weights", "tenants")))
 _TIERS = ("interactive", "batch", "best_effort")
 
 
@@ -91,6 +89,7 @@ def _fill(whole: dict[str, Any]) -> None:
             st.session_state[f"compare_{name}"] = whole[name]
     for tier in _TIERS:
         st.session_state[f"compare_{tier}"] = 100 * whole["tiers"].get(tier, 0.0)
+    flow_inputs.fill(whole)
     st.session_state["compare_traffic"] = whole["traffic"]
     st.session_state["compare_acceptable"] = whole["refusal_acceptable"]
 
@@ -98,7 +97,7 @@ def _fill(whole: dict[str, Any]) -> None:
 def asked(before: dict[str, Any]) -> Comparable:
     """Draw the inputs and return the comparison. Raises InvalidInput for what cannot be."""
     left, middle, right = components.places(3, min_px=250)
-    found: dict[str, Any] = {name: before[name] for name in _KEPT_AS_THEY_ARE if name in before}
+    found: dict[str, Any] = {}
     with left.container(border=True, height="stretch"):
         st.markdown("**Traffic**")
         found["traffic"] = _traffic(before)
@@ -113,6 +112,7 @@ def asked(before: dict[str, Any]) -> Comparable:
             persist_state="session",
         )
         found["tiers"] = _tiers(before.get("tiers", DEFAULTS["tiers"].value))
+        found |= flow_inputs.asked(before)
     with middle.container(border=True, height="stretch"):
         st.markdown("**Nodes**")
         found["mu"] = _real("Requests/s a node serves (mu)", "mu", before, 0.5)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
@@ -16,9 +17,10 @@ from control.estimate_runs import Precision, enqueue
 from control.estimate_traces import keep_trace, remove_trace
 from control.rate_profile_files import bundled_profile
 from control.roles import Actor, Role
-from dashboard import data_estimates
+from dashboard import data_estimates, flow_inputs
 from dashboard.report_page import report_page
 from fleet.clock import SystemClock
+from fleet.errors import InvalidInput
 from fleet.rate_profiles import RateProfile
 from tests.pages.fleet_rows import ADMIN
 from tests.postgres_server import FreshDatabase
@@ -137,6 +139,29 @@ def test_an_uploaded_trace_is_kept_and_its_address_shows_it_again(empty: Show) -
     written = at.query_params["e"]
     again = empty("estimates", e=written if isinstance(written, str) else written[0])
     assert column(again, "usd") == column(at, "usd")
+
+
+def test_weights_and_tenants_are_typed_and_written_into_the_address(empty: Show) -> None:
+    at = empty("estimates")
+    at.number_input(key="compare_weight_batch").set_value(50.0)
+    at.text_area(key="compare_tenants").set_value("batch, acme, 80, 2\nbatch, beta, 20 %").run()
+    assert [e.message for e in at.exception] == []
+    written = at.query_params["e"]
+    document = from_link(written if isinstance(written, str) else written[0])
+    assert document["weights"] == {"interactive": 70, "batch": 50, "best_effort": 5}
+    assert document["tenants"] == {"batch": {"acme": [0.8, 2.0], "beta": [0.2, 1.0]}}
+    assert {"acme", "beta"} <= set(column(at, "tenant"))
+    at.text_area(key="compare_tenants").set_value("batch, acme").run()
+    assert "line 1 of the tenants" in " ".join(str(e.proto) for e in at.error)
+
+
+def test_tenants_as_lines_are_read_back_as_they_were() -> None:
+    tenants = {"interactive": {"acme": [0.75, 1.0], "4 others": [0.25, 4.0]}, "batch": {"b": [1.0, 0.5]}}
+    assert flow_inputs.from_lines(flow_inputs.as_lines(tenants)) == tenants
+    assert flow_inputs.from_lines("\n") == {}
+    for text in ("batch, a, x", "batch", "batch, a, 1, 2, 3", "batch, a, 50\nbatch, a, 50"):
+        with pytest.raises(InvalidInput):
+            flow_inputs.from_lines(text)
 
 
 def test_a_traffic_that_was_removed_is_gone_from_the_page_too(
