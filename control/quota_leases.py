@@ -27,12 +27,23 @@ from fleet.quota_leases import (
     RENEW_S,
     Grip,
     Standing,
+    columns_of,
     is_share_worth_moving,
     share_cuts,
     share_grants,
     share_targets,
 )
-from fleet.quota_shares import FIELDS, NOTHING, Counted, counts_of, is_same, least, most, raised
+from fleet.quota_shares import (
+    NOTHING,
+    Counted,
+    counts_of,
+    counts_tuple,
+    is_above,
+    is_same,
+    least,
+    most,
+    raised,
+)
 
 log = logging.getLogger(__name__)
 
@@ -271,10 +282,10 @@ class QuotaLeases:
         """Say whether what is held may stay: no quota is claimed beyond what it is."""
         for tenant in self._lent(assigned):
             standings = self._standings(places, assigned, tenant)
-            for part in FIELDS:
-                claimed = sum(getattr(standing.claim, part) for standing in standings)
-                if claimed > sum(getattr(standing.safe, part) for standing in standings):
-                    return False
+            claimed = zip(*(counts_tuple(standing.claim) for standing in standings), strict=True)
+            safe = zip(*(counts_tuple(standing.safe) for standing in standings), strict=True)
+            if any(sum(claims) > sum(parts) for claims, parts in zip(claimed, safe, strict=True)):
+                return False
         return True
 
     def _stands(self, places: Sequence[Place], now_s: float) -> bool:
@@ -307,18 +318,19 @@ class QuotaLeases:
             for known in self._known.values()
             if known.is_heard
             for tenant, need in known.needs.items()
-            if any(getattr(need, part) > getattr(known.shares[tenant], part) for part in FIELDS)
+            if is_above(need, known.shares[tenant])
         }
         made: dict[str, tuple[QuotaShare, ...]] = {}
         for tenant in sorted(short.union(self._lent(assigned))):
             if not all(tenant in shares for shares in assigned.values()):
                 continue
             standings = self._standings(places, assigned, tenant)
+            columns = columns_of(standings)
             if is_one_quota(places, tenant):
-                wanted = share_targets(standings)
+                wanted = share_targets(standings, columns)
             else:  # a rollout changes it: until it is through each has its even part
                 wanted = tuple(standing.safe for standing in standings)
-            if is_share_worth_moving(standings, wanted):
+            if is_share_worth_moving(standings, wanted, columns):
                 made[tenant] = wanted
         return made
 

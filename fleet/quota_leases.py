@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleet.messages import QuotaShare
-from fleet.quota_shares import FIELDS
+from fleet.quota_shares import FIELDS, counts_tuple
 from fleet.shares import split
 
 #: A share above the safe one ends so long after it was sent, at the latest.
@@ -137,31 +137,41 @@ class Standing(NamedTuple):
     need: QuotaShare  # its burst is not looked at: bursts follow the rates
     is_open: bool = True
 
-    def holder(self, field: str) -> Holder:
-        """Return the standing with one count."""
-        return Holder(
-            getattr(self.safe, field), getattr(self.claim, field), getattr(self.need, field), self.is_open
-        )
+
+Columns = Mapping[str, Sequence[Holder]]
 
 
-def share_targets(standings: Sequence[Standing]) -> tuple[QuotaShare, ...]:
-    """Return the shares the gateways should come to, all counts of one quota; see `targets`."""
-    columns = {
-        field: targets([standing.holder(field) for standing in standings])
-        for field in FIELDS
-        if field != "burst_tokens"
+def columns_of(standings: Sequence[Standing]) -> Columns:
+    """Return the standings count by count."""
+    rows = [
+        (counts_tuple(one.safe), counts_tuple(one.claim), counts_tuple(one.need), one.is_open)
+        for one in standings
+    ]
+    return {
+        field: [Holder(safe[at], claim[at], need[at], is_open) for safe, claim, need, is_open in rows]
+        for at, field in enumerate(FIELDS)
     }
-    columns["burst_tokens"] = _bursts(standings, columns["tokens_per_minute"])
-    return _shares(columns, len(standings))
 
 
-def is_share_worth_moving(standings: Sequence[Standing], wanted: Sequence[QuotaShare]) -> bool:
+def share_targets(standings: Sequence[Standing], columns: Columns | None = None) -> tuple[QuotaShare, ...]:
+    """Return the shares the gateways should come to, all counts of one quota; see `targets`.
+
+    `columns` are those of the standings, where they are made already.
+    """
+    columns = columns or columns_of(standings)
+    made = {field: targets(columns[field]) for field in FIELDS if field != "burst_tokens"}
+    made["burst_tokens"] = _bursts(columns, made["tokens_per_minute"])
+    return _shares(made, standings)
+
+
+def is_share_worth_moving(
+    standings: Sequence[Standing], wanted: Sequence[QuotaShare], columns: Columns | None = None
+) -> bool:
     """Say whether any count of the quota should move; see `is_worth_moving`."""
+    columns = columns or columns_of(standings)
+    rows = [counts_tuple(share) for share in wanted]
     return any(
-        is_worth_moving(
-            [standing.holder(field) for standing in standings], [getattr(share, field) for share in wanted]
-        )
-        for field in FIELDS
+        is_worth_moving(columns[field], [row[at] for row in rows]) for at, field in enumerate(FIELDS)
     )
 
 
@@ -180,24 +190,20 @@ def _wave(
     standings: Sequence[Standing],
     wanted: Sequence[QuotaShare],
 ) -> tuple[QuotaShare, ...]:
-    columns = {
-        field: rule(
-            [standing.holder(field) for standing in standings], [getattr(share, field) for share in wanted]
-        )
-        for field in FIELDS
-    }
-    return _shares(columns, len(standings))
+    columns, rows = columns_of(standings), [counts_tuple(share) for share in wanted]
+    made = {field: rule(columns[field], [row[at] for row in rows]) for at, field in enumerate(FIELDS)}
+    return _shares(made, standings)
 
 
-def _bursts(standings: Sequence[Standing], rates: Sequence[int]) -> tuple[int, ...]:
+def _bursts(columns: Columns, rates: Sequence[int]) -> tuple[int, ...]:
     """Return bursts in proportion to the rates of the open gateways; closed ones keep their claims."""
-    bursts = [standing.claim.burst_tokens for standing in standings]
-    total = sum(standing.safe.burst_tokens for standing in standings)
-    open_places = [place for place, standing in enumerate(standings) if standing.is_open]
-    left = max(0, total - sum(burst for place, burst in enumerate(bursts) if place not in set(open_places)))
-    is_kept = all(
-        rate == standing.claim.tokens_per_minute for rate, standing in zip(rates, standings, strict=True)
-    )
+    holders = columns["burst_tokens"]
+    bursts = [holder.claim for holder in holders]
+    total = sum(holder.safe for holder in holders)
+    open_places = [place for place, holder in enumerate(holders) if holder.is_open]
+    left = max(0, total - sum(holder.claim for holder in holders if not holder.is_open))
+    claimed = columns["tokens_per_minute"]
+    is_kept = all(rate == holder.claim for rate, holder in zip(rates, claimed, strict=True))
     if not open_places or (is_kept and sum(bursts) == total):
         return tuple(bursts)
     weights = [rates[place] for place in open_places]
@@ -207,8 +213,13 @@ def _bursts(standings: Sequence[Standing], rates: Sequence[int]) -> tuple[int, .
     return tuple(bursts)
 
 
-def _shares(columns: Mapping[str, Sequence[int]], count: int) -> tuple[QuotaShare, ...]:
-    return tuple(QuotaShare(**{field: columns[field][place] for field in FIELDS}) for place in range(count))
+def _shares(columns: Mapping[str, Sequence[int]], standings: Sequence[Standing]) -> tuple[QuotaShare, ...]:
+    """Return the rows of columns as shares; one that is as claimed is that object."""
+    rows = zip(*(columns[field] for field in FIELDS), strict=True)
+    return tuple(
+        one.claim if row == counts_tuple(one.claim) else QuotaShare(**dict(zip(FIELDS, row, strict=True)))
+        for one, row in zip(standings, rows, strict=True)
+    )
 
 
 @dataclass(slots=True)

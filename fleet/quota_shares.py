@@ -30,6 +30,16 @@ class Counted(Protocol):
 NOTHING = QuotaShare(tokens_per_minute=0, burst_tokens=0, max_in_flight_tokens=0, max_concurrent_requests=0)
 
 
+def counts_tuple(one: Counted) -> tuple[int, int, int, int]:
+    """Return the counts in the order of `FIELDS`."""
+    return (
+        one.tokens_per_minute,
+        one.burst_tokens,
+        one.max_in_flight_tokens,
+        one.max_concurrent_requests,
+    )
+
+
 def counts_of(one: Counted) -> QuotaShare:
     """Return the counts alone."""
     return QuotaShare.model_construct(
@@ -56,6 +66,16 @@ def is_same(one: Counted, other: Counted) -> bool:
         and one.burst_tokens == other.burst_tokens
         and one.max_in_flight_tokens == other.max_in_flight_tokens
         and one.max_concurrent_requests == other.max_concurrent_requests
+    )
+
+
+def is_above(one: Counted, other: Counted) -> bool:
+    """Say whether any count of the one is above that of the other."""
+    return (
+        one.tokens_per_minute > other.tokens_per_minute
+        or one.burst_tokens > other.burst_tokens
+        or one.max_in_flight_tokens > other.max_in_flight_tokens
+        or one.max_concurrent_requests > other.max_concurrent_requests
     )
 
 
