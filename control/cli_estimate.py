@@ -20,6 +20,7 @@ from control.cli_estimate_goodput import goodput
 from control.cli_estimate_replay import replay_command
 from control.cli_estimate_run import run
 from control.cli_estimate_runs import COMMANDS as BACKGROUND
+from control.cli_estimate_upload import read_traffic
 from fleet.cost import (
     CalendarRow,
     ClosedForm,
@@ -65,6 +66,7 @@ estimate.add_command(disciplines)
 estimate.add_command(goodput)
 estimate.add_command(replay_command)
 estimate.add_command(compare)
+estimate.add_command(read_traffic)
 for _command in BACKGROUND:
     estimate.add_command(_command)
 

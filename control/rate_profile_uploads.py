@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -21,20 +21,34 @@ MAX_UNPACKED_BYTES = 600_000_000
 MAX_ROWS = 5_000_000
 _COLUMNS = ("bin", "rate_rps", "t_s", "input_tokens", "output_tokens")
 _LONGEST_LINE = 4_096
+_TELL_EVERY = 20_000  # lines
 
 
-def uploaded_profile(name: str, body: bytes, source: str) -> RateProfile:
-    """Return the traffic in an uploaded file. Raises InvalidInput with what is wrong with it."""
+def uploaded_profile(
+    name: str, body: bytes, source: str, told: Callable[[int, int], object] | None = None
+) -> RateProfile:
+    """Return the traffic in an uploaded file. Raises InvalidInput with what is wrong with it.
+
+    `told` hears how many of the file's bytes (of Parquet: rows) were read, and how many there are.
+    """
+    tell = told or _nobody
     if len(body) > MAX_UPLOAD_MB * 1_000_000:
         raise InvalidInput(f"{name[:60]} has over {MAX_UPLOAD_MB} MB", field="/profile")
     if body[:4] == b"PAR1":
-        return read_profile(name, source, _parquet_rows(body))
-    if body[:2] == b"\x1f\x8b":
-        return read_csv_text(name, source, _lines(gzip.GzipFile(fileobj=io.BytesIO(body)), name))
-    return read_csv_text(name, source, _lines(io.BytesIO(body), name))
+        return read_profile(name, source, _parquet_rows(body, tell))
+    file = io.BytesIO(body)
+    is_packed = body[:2] == b"\x1f\x8b"
+    lines = _lines(
+        gzip.GzipFile(fileobj=file) if is_packed else file, name, lambda: tell(file.tell(), len(body))
+    )
+    return read_csv_text(name, source, lines)
 
 
-def _lines(raw: Any, name: str) -> Iterator[str]:
+def _nobody(_done: int, _of: int) -> None:
+    return
+
+
+def _lines(raw: Any, name: str, tell: Callable[[], object]) -> Iterator[str]:
     """Lines of text, each bounded, as many as there is room for."""
     seen = rows = 0
     try:
@@ -46,6 +60,8 @@ def _lines(raw: Any, name: str) -> Iterator[str]:
                     field="/profile",
                     hint=f"At most {MAX_ROWS:,} rows",
                 )
+            if rows % _TELL_EVERY == 0:
+                tell()
             yield line.decode("utf-8-sig" if rows == 1 else "utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as exc:
         raise InvalidInput(
@@ -53,7 +69,7 @@ def _lines(raw: Any, name: str) -> Iterator[str]:
         ) from exc
 
 
-def _parquet_rows(body: bytes) -> Iterator[dict[str, str]]:
+def _parquet_rows(body: bytes, tell: Callable[[int, int], object]) -> Iterator[dict[str, str]]:
     pa: Any = import_module("pyarrow")  # slow to import, and only needed here
     pq: Any = import_module("pyarrow.parquet")
     try:
@@ -73,9 +89,12 @@ def _parquet_rows(body: bytes) -> Iterator[dict[str, str]]:
                 hint="Give t_s, or t_s and rate_rps, or bin and rate_rps",
             )
         _require_numbers(pa, fields)
+        done = 0
         for batch in file.iter_batches(batch_size=50_000, columns=[field.name for field in fields]):
             for row in batch.to_pylist():
                 yield {key: "" if value is None else str(value) for key, value in row.items()}
+            done += batch.num_rows
+            tell(done, file.metadata.num_rows)
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise InvalidInput(f"the Parquet file cannot be read: {str(exc)[:200]}", field="/profile") from exc
 

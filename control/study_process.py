@@ -216,13 +216,13 @@ class StudyDesk:
                     hint="Ask for less traffic",
                 )
             if process.returncode != 0:
-                raise _refused(said)
+                raise refused(said, "the simulation ended without an answer", "Change the inputs")
             return _answer(out)
 
     def _watch(self, job: _Job, process: subprocess.Popen[bytes]) -> tuple[list[str], bool]:
         """Follow a process to its end. Return its last words, and whether it ran out of time."""
         late = threading.Event()
-        timer = threading.Timer(self._timeout_s, _end, (process, late.set))
+        timer = threading.Timer(self._timeout_s, end_process, (process, late.set))
         timer.daemon = True
         said: deque[str] = deque(maxlen=_LAST_WORDS)
         with process:
@@ -247,7 +247,8 @@ class StudyDesk:
         return list(said), late.is_set()
 
 
-def _end(process: subprocess.Popen[bytes], say: Callable[[], None]) -> None:
+def end_process(process: subprocess.Popen[bytes], say: Callable[[], None]) -> None:
+    """End a child that takes too long, after saying so."""
     say()
     process.kill()
 
@@ -264,10 +265,10 @@ def _answer(out: IO[bytes]) -> dict[str, Any]:
     return document
 
 
-def _refused(said: list[str]) -> InvalidInput:
-    """Return the command's last error as ours."""
+def refused(said: list[str], otherwise: str, hint: str) -> InvalidInput:
+    """Return the command's last error as ours; `otherwise` and `hint` where it said none."""
     lines = [line for line in said if line]
     errors = [line for line in lines if line.lower().startswith("error:")]
     hints = [line.removeprefix("hint:").strip() for line in lines if line.startswith("hint:")]
-    message = errors[-1].partition(":")[2].strip() if errors else "the simulation ended without an answer"
-    return InvalidInput(message, hint=hints[-1] if hints else "Change the inputs")
+    message = errors[-1].partition(":")[2].strip() if errors else otherwise
+    return InvalidInput(message, hint=hints[-1] if hints else hint)

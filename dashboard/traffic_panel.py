@@ -10,8 +10,9 @@ from collections.abc import Callable
 import streamlit as st
 
 from control.estimate_inputs import Measured
-from control.rate_profile_uploads import MAX_UPLOAD_MB, uploaded_profile
+from control.rate_profile_uploads import MAX_UPLOAD_MB
 from control.roles import Permission
+from control.upload_reading import UploadReader
 from dashboard import access, actions_estimates, comparison_inputs, components, data, data_estimates, state
 from dashboard import tables_estimates as tables
 from dashboard import viewmodels_comparison as vm
@@ -53,11 +54,25 @@ def traffic_panel() -> None:
     )
     if file is not None and st.session_state.get("compare_file_kept") != file.file_id:
         st.session_state["compare_file_kept"] = file.file_id
-        _use(
-            lambda: actions_estimates.keep(
-                uploaded_profile(file.name, file.getvalue(), f"file {file.name}")
-            )
-        )
+        _use(lambda: _keep(file.name, file.getvalue()))
+
+
+@st.cache_resource(show_spinner=False)
+def _reader() -> UploadReader:
+    """Where uploads of this process are read."""
+    return UploadReader()
+
+
+def _keep(name: str, body: bytes) -> str:
+    """Read an upload in a process of its own, showing how far it is; a page that is left ends it."""
+    bar = st.progress(0.0, text="Reading the file")
+
+    def told(done: int, of: int) -> None:
+        bar.progress(vm.part(done, of), text=vm.reading_text(done, of))
+
+    profile = _reader().read(name, body, f"file {name}", told)
+    bar.empty()
+    return actions_estimates.keep(profile)
 
 
 def _use(kept: Callable[[], str]) -> None:

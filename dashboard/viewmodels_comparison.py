@@ -257,3 +257,13 @@ def stands_at(ready: Comparable, found: Sensitivity) -> float | None:
         return float(ready.document["cold_start_s"])
     price = float(ready.document["price"])
     return float(ready.document["spot_price"]) / price if price > 0 else None
+
+
+def part(done: int, of: int) -> float:
+    """Return how much of a file is read, 0 to 1."""
+    return min(1.0, done / of) if of else 0.0
+
+
+def reading_text(done: int, of: int) -> str:
+    """Return how far reading a file is."""
+    return f"Reading the file: {100 * part(done, of):.0f} %"
