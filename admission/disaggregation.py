@@ -102,7 +102,7 @@ class Prefills:
     async def _room(self, phase: Phase, lease: Lease) -> Refused | None:
         """Wait for room on a prefill node, as long as the request's tier may wait in all."""
         gate, clock = self._state.gate, self._state.clock
-        deadline_s = clock.monotonic_s() if lease.ticket is None else lease.ticket.deadline_s
+        deadline_s = lease.ticket.deadline_s
         news = self._news[phase] = asyncio.Event()
         try:
             while True:

@@ -226,7 +226,7 @@ class Passage:
         self._note_ending(outcome, prompt, output)
         if self.trace is not None:
             self.trace.ended()
-        if lease is not None and lease.ticket is not None and outcome is Outcome.COMPLETED and self.usage:
+        if lease is not None and outcome is Outcome.COMPLETED and self.usage:
             booked = lease.ticket  # the lease grows with the answer, the ticket does not
             ledger.metrics.count_prediction(
                 self.call.model,

@@ -14,17 +14,21 @@ from fleet.limiters import Limiter, Limiters, Mode
 from fleet.messages import Assignment, TenantShare
 from fleet.offers import Limit, TenantUse
 from fleet.outcomes import Outcome
-from fleet.policy import TenantPolicy
+from fleet.policy import OverBudget, TenantPolicy
 
 
 class Account:
     """One tenant's limits and holdings."""
 
     __slots__ = (
+        "allowed_tiers",
         "bucket",
         "ghost_requests",
         "ghost_tokens",
+        "is_over_budget",
         "is_rated_elsewhere",
+        "max_requests",
+        "max_tokens",
         "name",
         "policy",
         "queued",
@@ -32,13 +36,14 @@ class Account:
         "refused_tokens",
         "requests",
         "share",
+        "tier",
         "tokens",
+        "weight",
     )
 
     def __init__(self, name: str, policy: TenantPolicy, share: TenantShare, now_s: float) -> None:
         self.name = name
-        self.policy = policy
-        self.share = share
+        self.rule(policy, share)
         self.bucket = RateBucket(share.tokens_per_minute, share.burst_tokens, now_s)
         self.requests = 0
         self.queued = 0
@@ -48,6 +53,25 @@ class Account:
         self.is_rated_elsewhere = False  # somebody else refuses by its rate; here it is only charged
         self.refused_requests = 0  # by the tenant's limits, since it was made
         self.refused_tokens = 0
+
+    def rule(self, policy: TenantPolicy, share: TenantShare) -> None:
+        """Put a policy and a share in force; what each request asks for is kept at hand."""
+        self.policy = policy
+        self.share = share
+        self.tier = policy.tier
+        self.allowed_tiers = policy.allowed_tiers
+        self.weight = policy.weight
+        self.max_requests = share.max_concurrent_requests
+        self.max_tokens = share.max_in_flight_tokens
+        self.is_over_budget = share.over_budget and policy.over_budget is not OverBudget.WARN
+
+    def admits(self, tokens: int, now_s: float) -> bool:
+        """Say whether a request of `tokens` breaks no limit. Uses up nothing; `exceeded` says which."""
+        return (
+            self.requests < self.max_requests
+            and self.tokens + tokens <= self.max_tokens
+            and (self.is_rated_elsewhere or self.bucket.admits(tokens, now_s))
+        )
 
     def exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
         """Return the limit a request of `tokens` breaks, counted as refused, or None. Uses up nothing."""
@@ -196,8 +220,7 @@ class Accounts:
             if account is None:
                 account = Account(name, policy, share, now_s)
             else:
-                account.policy = policy
-                account.share = share
+                account.rule(policy, share)
                 account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
             account.is_rated_elsewhere = name in self._elsewhere
             self._accounts[name] = account
@@ -225,7 +248,8 @@ class Accounts:
             account = self._accounts.get(name)
             if account is not None and name in assigned:
                 account.is_rated_elsewhere = name in elsewhere
-                account.share = share = self._in_force(name, assigned[name])
+                share = self._in_force(name, assigned[name])
+                account.rule(account.policy, share)
                 account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
 
     def _in_force(self, name: str, assigned: TenantShare) -> TenantShare:

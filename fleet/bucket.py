@@ -20,13 +20,13 @@ class RateBucket:
     debt, so the excess is paid before anything else passes. A rate of 0 admits nothing.
     """
 
-    __slots__ = ("_at_ns", "_level", "burst_tokens", "charged_tokens", "tokens_per_minute")
+    __slots__ = ("_at_ns", "_full", "_level", "burst_tokens", "charged_tokens", "tokens_per_minute")
 
     def __init__(self, tokens_per_minute: int, burst_tokens: int, now_s: float) -> None:
         self.tokens_per_minute = tokens_per_minute
         self.burst_tokens = burst_tokens
         self.charged_tokens = 0  # since it was made, less what was refunded
-        self._level = burst_tokens * _UNITS_PER_TOKEN
+        self._level = self._full = burst_tokens * _UNITS_PER_TOKEN
         self._at_ns = int(now_s * _NS_PER_S)
 
     def _refill(self, now_s: float) -> None:
@@ -34,17 +34,24 @@ class RateBucket:
         elapsed_ns = now_ns - self._at_ns
         if elapsed_ns > 0:
             self._at_ns = now_ns
-            full = self.burst_tokens * _UNITS_PER_TOKEN
-            level = self._level + elapsed_ns * self.tokens_per_minute
-            self._level = level if level < full else full
+            level, full = self._level, self._full
+            if level < full:
+                level += elapsed_ns * self.tokens_per_minute
+                self._level = level if level < full else full
 
     def admits(self, tokens: int, now_s: float) -> bool:
         """Say whether `tokens` may be charged now. Changes nothing but the clock."""
-        if self.tokens_per_minute == 0:
+        rate = self.tokens_per_minute
+        if rate == 0:
             return False
-        self._refill(now_s)
-        wanted = tokens if tokens < self.burst_tokens else self.burst_tokens
-        return self._level >= wanted * _UNITS_PER_TOKEN
+        level, full, now_ns = self._level, self._full, int(now_s * _NS_PER_S)
+        elapsed_ns = now_ns - self._at_ns
+        if elapsed_ns > 0:  # as `_refill`, which would cost a call for each request
+            self._at_ns = now_ns
+            if level < full:
+                level += elapsed_ns * rate
+                self._level = level = level if level < full else full
+        return level >= tokens * _UNITS_PER_TOKEN or level >= full
 
     def wait_s(self, tokens: int, now_s: float) -> float | None:
         """Return the seconds until `tokens` are admitted if nothing else is; None: never."""
@@ -62,7 +69,8 @@ class RateBucket:
     def refund(self, tokens: int) -> None:
         """Give tokens back; what does not fit under the burst is lost."""
         self.charged_tokens -= tokens
-        self._level = min(self._level + tokens * _UNITS_PER_TOKEN, self.burst_tokens * _UNITS_PER_TOKEN)
+        level = self._level + tokens * _UNITS_PER_TOKEN
+        self._level = level if level < self._full else self._full
 
     def left_tokens(self, now_s: float) -> int:
         """Return whole tokens in the bucket, rounded down; negative when in debt."""
@@ -72,7 +80,7 @@ class RateBucket:
     def is_full(self, now_s: float) -> bool:
         """Say whether the bucket holds its whole burst."""
         self._refill(now_s)
-        return self._level >= self.burst_tokens * _UNITS_PER_TOKEN
+        return self._level >= self._full
 
     def resume(self, level_tokens: int, elapsed_s: float) -> None:
         """Go on from a level seen `elapsed_s` ago (>= 0) by another process. Only ever lowers the level."""
@@ -84,4 +92,5 @@ class RateBucket:
         self._refill(now_s)
         self.tokens_per_minute = tokens_per_minute
         self.burst_tokens = burst_tokens
-        self._level = min(self._level, burst_tokens * _UNITS_PER_TOKEN)
+        self._full = burst_tokens * _UNITS_PER_TOKEN
+        self._level = min(self._level, self._full)

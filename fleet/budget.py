@@ -8,7 +8,7 @@ state is unknown being taken for an empty one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fleet.messages import NodeTarget
@@ -18,6 +18,7 @@ from fleet.overbooking import Expected, Overbooking
 #: A node not heard of for longer takes no new work.
 STALE_AFTER_S = 5.0
 _NO_BOUND = 1 << 60
+_NOT_COUNTED = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +30,74 @@ class Shares:
     overbooking: Overbooking | None = None
 
 
+class Group:
+    """Nodes of one rank: room and load of each at hand, in the order in which equal ones are tried."""
+
+    __slots__ = ("books", "candidates", "least_room", "loads", "rooms", "seen_since_s")
+
+    def __init__(self, books: list[NodeBudget]) -> None:
+        self.books = books
+        self.rooms = [book.room for book in books]
+        self.loads = [book.load for book in books]
+        self.least_room = _NOT_COUNTED  # at most the room of each node, once counted
+        self.seen_since_s = float("-inf")  # each node was heard of since then, or later
+        self.candidates = 0  # nodes with room at the last choice
+
+    def __iter__(self) -> Iterator[NodeBudget]:
+        return iter(self.books)
+
+    def choose(self, tokens: int, seen_since_s: float, *, by_room: bool) -> NodeBudget | None:
+        """Return the least loaded node with room, or the roomiest; of equal ones the first."""
+        if self.least_room == _NOT_COUNTED:
+            self.least_room = min(self.rooms)
+            self.seen_since_s = min(book.seen_at_s for book in self.books)
+        if tokens <= self.least_room and self.seen_since_s >= seen_since_s:
+            self.candidates = len(self.books)
+            if by_room:
+                return self.books[self.rooms.index(max(self.rooms))]
+            loads = self.loads
+            return self.books[loads.index(min(loads))]
+        found = [book for book in self.books if book.room >= tokens and book.seen_at_s >= seen_since_s]
+        self.candidates = len(found)
+        if not found:
+            return None
+        return max(found, key=_room) if by_room else min(found, key=_load)
+
+
+def _load(book: NodeBudget) -> float:
+    return book.load  # big nodes carry more
+
+
+def _room(book: NodeBudget) -> int:
+    return book.room
+
+
 class Pool:
     """Nodes that serve the same requests, cheapest rank first.
 
     `most_room` is at least the room of its roomiest node: what needs more need not look.
     """
 
-    __slots__ = ("_budgets", "groups", "most_room", "names")
+    __slots__ = ("_budgets", "_roomy", "groups", "most_room", "names", "overlapping", "waiting")
 
     def __init__(self, groups: list[list[NodeBudget]]) -> None:
-        self.groups = groups
-        self.names = frozenset(book.name for group in groups for book in group)
+        self.groups = [Group(books) for books in groups]
+        self.names = frozenset(book.name for books in groups for book in books)
+        self.overlapping: tuple[Pool, ...] = (self,)  # pools that have a node in common with it
+        self.waiting = 0  # requests that wait for these nodes
         self.most_room = -1
         self._budgets: tuple[int, int] | None = None
+        self._roomy: NodeBudget | None = None  # open when last asked, and large
 
     def __iter__(self) -> Iterator[NodeBudget]:
         for group in self.groups:
             yield from group
 
     def forget_budgets(self) -> None:
-        """Note that the budget of a node changed."""
+        """Note that the budget of a node changed, or that it was heard of."""
         self._budgets = None
+        for group in self.groups:
+            group.least_room = _NOT_COUNTED
 
     def budgets(self) -> tuple[int, int]:
         """Return the smallest and the largest node's budget in tokens; one that is not known is 0."""
@@ -63,11 +111,20 @@ class Pool:
         """Make `most_room` exact and return it. O(nodes)."""
         most = -1
         for group in self.groups:
-            for book in group:
-                if book.room > most:
-                    most = book.room
+            room = max(group.rooms)
+            if room > most:
+                most = room
         self.most_room = most
         return most
+
+    def surely_fits_one(self, tokens: int, class_ratio: float, now_s: float) -> bool:
+        """Say whether the open node remembered could ever hold `tokens`. False: perhaps another. O(1)."""
+        roomy = self._roomy
+        return roomy is not None and roomy.is_open(now_s) and tokens <= roomy.largest(class_ratio)
+
+    def remember_roomy(self, book: NodeBudget) -> None:
+        """Note an open node that could hold a request, to be asked first for the next one."""
+        self._roomy = book
 
 
 class NodeBudget:
@@ -87,6 +144,7 @@ class NodeBudget:
         "name",
         "others_requests",
         "per_token",
+        "places",
         "pools",
         "requests",
         "room",
@@ -121,6 +179,17 @@ class NodeBudget:
         self.room = -1  # tokens that fit now; -1: not even an empty request does
         self.load = 0.0  # requests in the engine, others' and ours, per token of budget
         self.pools: list[Pool] = []
+        self.places: list[tuple[Pool, Group, int]] = []  # where its room and load are kept at hand
+
+    def belong(self, pools: Iterable[Pool]) -> None:
+        """Take in the pools that it is in."""
+        self.pools = list(pools)
+        self.places = [
+            (pool, group, group.books.index(self))
+            for pool in self.pools
+            for group in pool.groups
+            if self in group.books
+        ]
 
     def assign(self, target: NodeTarget | None, shares: Shares) -> None:
         """Take in what the assignment says; None: the node is no longer ours. Leases stay."""
@@ -209,15 +278,21 @@ class NodeBudget:
 
     def _count_room(self) -> None:
         requests = self.requests
-        self.load = (self.others_requests + requests) * self.per_token
+        self.load = load = (self.others_requests + requests) * self.per_token
         rule = self.shares.overbooking
         room = self.limit_tokens - (
             self.tokens if rule is None else self.expected.in_use(self.tokens, rule)
         )
-        self.room = room = room if room >= 0 and requests < self.limit_requests else -1
-        for pool in self.pools:
+        if room < 0 or requests >= self.limit_requests:
+            room = -1
+        self.room = room
+        for pool, group, place in self.places:
+            group.rooms[place] = room
+            group.loads[place] = load
             if room > pool.most_room:
                 pool.most_room = room
+            if room < group.least_room:
+                group.least_room = room
 
     def class_has_room(self, tokens: int, size_class: str, class_ratio: float) -> bool:
         """Say whether a size class may hold `tokens` more here."""
@@ -231,7 +306,10 @@ class NodeBudget:
         """Hold tokens for one more request; `held`: what it holds of them on average. None: all."""
         self.requests += 1
         self.tokens += tokens
-        self.expected.add(tokens, held)
+        if held is None:
+            self.expected.tokens += tokens
+        else:
+            self.expected.add(tokens, held)
         self._count_room()
         if size_class is not None:
             self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
@@ -248,7 +326,10 @@ class NodeBudget:
         """Return one request's tokens, exactly as booked."""
         self.requests -= 1
         self.tokens -= tokens
-        self.expected.remove(tokens, held)
+        if held is None:
+            self.expected.tokens -= tokens
+        else:
+            self.expected.remove(tokens, held)
         self._count_room()
         if size_class is not None:
             self.held_by_class[size_class] -= tokens

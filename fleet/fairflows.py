@@ -9,44 +9,45 @@ Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
 from fleet.offers import Ticket
 
+if TYPE_CHECKING:
+    from fleet.lines import Line
+
 #: How many tokens a flow that ran while others were blocked may owe them at least.
-_LARGEST_DEBT_TOKENS = 65_536
+LARGEST_DEBT_TOKENS = 65_536
 
 
 class FairTags:
     """Virtual time of one level, and where each key's next start lies on it."""
 
-    __slots__ = ("_finish", "_largest_tokens", "_virtual")
+    __slots__ = ("_finish", "_most_owed", "_virtual")
 
     def __init__(self) -> None:
         self._virtual = 0.0
         self._finish: dict[str, float] = {}
-        self._largest_tokens = 0
+        self._most_owed = LARGEST_DEBT_TOKENS
 
     def start(self, key: str) -> float:
         """Return the start tag of `key`'s next request. Smallest goes first; idle time is no credit."""
         finish = self._finish.get(key, 0.0)
         return finish if finish > self._virtual else self._virtual
 
-    def charge(self, key: str, tokens: int, weight: int, *, in_turn: bool) -> None:
+    def charge(self, key: str, tokens: int, weight: int, in_turn: bool) -> None:
         """Count a start. Virtual time moves only with starts in turn, so that the blocked keep theirs."""
-        virtual = self._virtual
-        start = self._finish.get(key, 0.0)
+        finish, virtual = self._finish, self._virtual
+        start = finish.get(key, 0.0)
         if start < virtual:
             start = virtual
         if in_turn:
             self._virtual = virtual = start
-        if tokens > self._largest_tokens:
-            self._largest_tokens = tokens
-        most_owed = 4 * self._largest_tokens
-        if most_owed < _LARGEST_DEBT_TOKENS:
-            most_owed = _LARGEST_DEBT_TOKENS
-        finish = start + tokens / weight
-        latest = virtual + most_owed / weight
-        self._finish[key] = finish if finish < latest else latest
+        if 4 * tokens > self._most_owed:
+            self._most_owed = 4 * tokens
+        ends = start + tokens / weight
+        latest = virtual + self._most_owed / weight
+        finish[key] = ends if ends < latest else latest
 
 
 class Flow:
@@ -55,6 +56,7 @@ class Flow:
     __slots__ = (
         "account",
         "heap",
+        "lane",
         "requests",
         "served_tokens",
         "since_s",
@@ -63,9 +65,10 @@ class Flow:
         "weight",
     )
 
-    def __init__(self, account: str, weight: int) -> None:
+    def __init__(self, account: str, weight: int, lane: Lane) -> None:
         self.account = account
         self.weight = weight
+        self.lane = lane
         self.heap: list[tuple[float, int, Ticket]] = []
         self.requests = 0
         self.tokens = 0
@@ -79,62 +82,65 @@ class Flow:
             self.since_s = ticket.arrived_at_s
             self.served_tokens = 0
         heapq.heappush(self.heap, (ticket.key, ticket.ticket_id, ticket))
-        self.count(ticket, 1)
-
-    def count(self, ticket: Ticket, sign: int) -> None:
-        """Count a ticket in (+1) or out (-1)."""
-        tokens = ticket.tokens
+        tokens, by_bits = ticket.tokens, self.tokens_by_bits
         bits = tokens.bit_length()
-        more = tokens if sign > 0 else -tokens
-        self.requests += sign
-        self.tokens += more
-        self.tokens_by_bits[bits] = self.tokens_by_bits.get(bits, 0) + more
+        self.requests += 1
+        self.tokens += tokens
+        by_bits[bits] = by_bits.get(bits, 0) + tokens
 
-    def head(self) -> Ticket | None:
-        """Return the next request, dropping those that left; None when empty."""
+    def leave(self, ticket: Ticket) -> None:
+        """Count a request out that left, or was set aside; from the middle it stays until it is next."""
+        tokens = ticket.tokens
+        self.requests -= 1
+        self.tokens -= tokens
+        self.tokens_by_bits[tokens.bit_length()] -= tokens
         heap = self.heap
-        while heap:
-            ticket = heap[0][2]
-            if ticket.is_waiting:
-                return ticket
+        if heap[0][2] is ticket:
             heapq.heappop(heap)
-        return None
-
-    def compact(self) -> None:
-        """Bound the memory of requests that left from the middle."""
-        if len(self.heap) > 2 * self.requests + 32:
-            self.heap = [entry for entry in self.heap if entry[2].is_waiting]
+            self.lane.next = None
+        elif len(heap) > 2 * self.requests + 32:
+            self.heap = [entry for entry in heap if entry[2].is_waiting]
             heapq.heapify(self.heap)
 
 
 class Lane:
     """One tier's flows for one model and size class, by start tag."""
 
-    __slots__ = ("_turn", "active_weight", "flows", "heap")
+    __slots__ = ("_turn", "active_weight", "flows", "heap", "line", "next", "parked", "size_class")
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line, size_class: str | None) -> None:
+        self.line = line
+        self.size_class = size_class
         self.flows: dict[str, Flow] = {}
         self.heap: list[tuple[float, int, Flow]] = []
         self.active_weight = 0
+        self.parked: Ticket | None = None  # it was next and did not fit
+        self.next: tuple[float, int, Ticket, Lane] | None = None  # its head, while that is surely still it
         self._turn = 0
 
-    def flow(self, account: str, weight: int, tags: FairTags) -> Flow:
-        """Return the tenant's flow, joining the round if it was idle."""
+    def push(self, ticket: Ticket, tags: FairTags) -> None:
+        """Queue a request; a tenant that was idle joins the round."""
+        account = ticket.holder.name
         flow = self.flows.get(account)
         if flow is None:
-            flow = self.flows[account] = Flow(account, weight)
-            self.active_weight += weight
+            flow = self.flows[account] = Flow(account, ticket.weight, self)
+            self.active_weight += ticket.weight
             self._turn += 1
             heapq.heappush(self.heap, (tags.start(account), self._turn, flow))
-        return flow
+        ticket.flow = flow
+        flow.push(ticket)
+        if flow.heap[0][2] is ticket:
+            self.next = None
 
-    def head(self, tags: FairTags) -> tuple[float, Ticket] | None:
-        """Return (start tag, request) of the flow that is next; None when the lane is empty."""
+    def head(self, tags: FairTags) -> tuple[float, int, Ticket, Lane] | None:
+        """Return (start tag, number, request, lane) of the flow that is next; None: all are empty."""
         heap = self.heap
         while heap:
             tag, _, flow = heap[0]
-            ticket = flow.head()
-            if ticket is None:
+            entries = flow.heap
+            while entries and not entries[0][2].is_waiting:
+                heapq.heappop(entries)
+            if not entries:
                 heapq.heappop(heap)
                 del self.flows[flow.account]
                 self.active_weight -= flow.weight
@@ -144,5 +150,7 @@ class Lane:
                 self._turn += 1
                 heapq.heapreplace(heap, (start, self._turn, flow))
                 continue
-            return tag, ticket
+            _, number, ticket = entries[0]
+            self.next = found = (tag, number, ticket, self)
+            return found
         return None

@@ -21,10 +21,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from fleet.accounts import Account, Accounts
+from fleet.accounts import Accounts
 from fleet.backlog import Backlog
 from fleet.budget import NodeBudget
-from fleet.limiters import Limiter, Limiters, Mode
+from fleet.entry import NOTHING, Entry
+from fleet.limiters import Limiter, Mode
+from fleet.lines import Lines
 from fleet.messages import Assignment
 from fleet.offers import (
     Decision,
@@ -45,14 +47,11 @@ from fleet.offers import (
 from fleet.outcomes import TIERS, Outcome, Tier
 from fleet.phases import Phases
 from fleet.placement import Outlook, Placement
-from fleet.policy import OverBudget, Policy
 from fleet.queue_bounds import QueueBounds
 from fleet.refusals import Refusals
 from fleet.requeue import Recalls
 from fleet.tally import Tally
-from fleet.tickets import Tickets, lease_of
-
-_NOTHING: tuple[Limiter, ...] = ()
+from fleet.tickets import Tickets
 
 
 class Gate:
@@ -67,28 +66,29 @@ class Gate:
         `max_queued_requests`: bounds all tiers together, beside the policy's own bound. At one of them
         an interactive request displaces the newest queued ones of the lowest tier.
         """
-        self._policy: Policy | None = None
-        self._limiters: Limiters | None = None  # None: all are enforced
-        self._is_draining = self._is_due = False
         self._placement = Placement()
         self.accounts = Accounts()
-        self._backlog = Backlog(self._placement)
-        self._tickets = Tickets(self._placement, prior_output_tokens)
+        lines = Lines()
+        self._backlog = Backlog(self._placement, lines)
+        self._queue = self._backlog.queue
+        self._tickets = Tickets(lines, prior_output_tokens)
         self._refusals = Refusals(rng)
         self.phases = Phases(self._placement, self._refusals)
+        self._entry = Entry(self.accounts, self._refusals)
+        self._is_due = False
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
         self._tally = Tally()
         self._leases: dict[int, Lease] = {}
-        self.recalls = Recalls(
-            self._placement, self._backlog, self._tickets, self.accounts, self._tally, self._leases
-        )
+        self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._tally, self._leases)
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
         self._now_s = 0.0
 
     @property
     def is_ready(self) -> bool:
         """Say whether an assignment is in force and a node was open when last heard of."""
-        return self._policy is not None and any(book.closed_because is None for book in self._placement)
+        return self._entry.policy is not None and any(
+            book.closed_because is None for book in self._placement
+        )
 
     def apply(self, assignment: Assignment, now_s: float) -> None:
         """Put an assignment in force. Whether it is newer is the caller's question.
@@ -97,8 +97,7 @@ class Gate:
         queue: a push mints no capacity. Nodes that vanish keep their leases until released.
         """
         policy = assignment.policy
-        self._policy = policy
-        self._limiters = None if policy.limiters.all_enforced else policy.limiters
+        self._entry.apply(policy)
         self._tickets.apply(policy)
         self._bounds.apply(policy)
         self._refusals.bounds = policy.retry_after
@@ -110,7 +109,7 @@ class Gate:
 
     def tokens_of(self, request: Request, tier: Tier) -> int:
         """Return what a request would book in a tier: its prompt and its reserved output."""
-        return request.prompt_tokens + self._tickets.output(request, tier)[0]
+        return request.prompt_tokens + self._tickets.output(request, tier)
 
     def observe(self, states: Iterable[NodeState], now_s: float) -> None:
         """Take in what nodes said. Nodes that are not in the assignment are ignored."""
@@ -119,38 +118,55 @@ class Gate:
 
     def _touch(self, now_s: float) -> None:
         self._now_s = now_s
-        self._is_due = self._backlog.queue.requests > 0
+        self._is_due = self._queue.requests > 0
 
     def offer(self, request: Request, now_s: float) -> Decision:
         """Decide on a request. A refused one uses up nothing."""
         self._now_s = now_s
         self._refusals.about = None
-        standing = self._standing(request)
-        if isinstance(standing, Refused):
-            return standing
-        account, tier, would_refuse = standing
-        ticket = self._tickets.make(request, account, tier, now_s, would_refuse)
+        entry, would_refuse = self._entry, NOTHING
+        account = self.accounts.find(request.tenant)
+        tier = request.tier if request.tier is not None or account is None else account.tier
+        if (
+            account is None
+            or account.is_over_budget
+            or tier is None
+            or tier not in account.allowed_tiers
+            or entry.is_shut
+        ):
+            standing = entry.standing(request)
+            if isinstance(standing, Refused):
+                return standing
+            account, tier, would_refuse = standing
+        ticket = self._tickets.make(request, account, tier, now_s)
+        if would_refuse:
+            ticket.would_refuse = would_refuse
         self._refusals.about = ticket
-        if self._limiters is None:
-            exceeded = account.exceeded(ticket.tokens, now_s)
-        else:
-            exceeded = self._enforced(self._limiters, account, ticket, now_s)
-        if exceeded is not None:
-            hopeless = self._hopeless(ticket, now_s)
-            if hopeless is not None and hopeless.outcome is Outcome.REJECTED_TOO_LARGE:
-                return hopeless
-            return self._refusals.refuse_quota(account.name, *exceeded)
-        if not self._backlog.is_contended(ticket):
-            book = self._backlog.place(ticket, now_s)
+        if entry.limiters is not None or not account.admits(ticket.tokens, now_s):
+            refused = self._over_quota(ticket, now_s)
+            if refused is not None:
+                return refused
+        is_alone = not self._queue.requests
+        if is_alone or not self._placement.is_contended(ticket):
+            place = self._placement.place_freely if is_alone else self._backlog.place
+            book = place(ticket, now_s)
             if book is not None:
-                return self._start_now(ticket, account, book, now_s)
+                return self._start_now(ticket, book, now_s)
         hopeless = self._hopeless(ticket, now_s)
         if hopeless is not None:
             return hopeless
         book = self._room_otherwise(ticket, now_s)
-        if book is not None:
-            return self._start_now(ticket, account, book, now_s)
-        return self._enqueue(ticket, account, now_s)
+        return self._enqueue(ticket, now_s) if book is None else self._start_now(ticket, book, now_s)
+
+    def _over_quota(self, ticket: Ticket, now_s: float) -> Refused | None:
+        """Return the refusal by the first limit of the tenant that is met and enforced."""
+        exceeded = self._entry.exceeded(ticket, now_s)
+        if exceeded is None:
+            return None
+        hopeless = self._hopeless(ticket, now_s)
+        if hopeless is not None and hopeless.outcome is Outcome.REJECTED_TOO_LARGE:
+            return hopeless
+        return self._refusals.refuse_quota(ticket.holder.name, *exceeded)
 
     def _room_otherwise(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
         """Return a node without room: some is taken back there, or room is not enforced. None: it waits."""
@@ -158,58 +174,18 @@ class Gate:
             book = self.recalls.make_room(ticket, now_s)
             if book is not None:
                 return book
-        if self._limiters is None or self._limiters.node_room is Mode.ENFORCE:
+        limiters = self._entry.limiters
+        if limiters is None or limiters.node_room is Mode.ENFORCE:
             return None
         book = self._placement.choose_regardless(ticket, now_s)
-        if book is not None and self._limiters.node_room is Mode.SHADOW:
+        if book is not None and limiters.node_room is Mode.SHADOW:
             ticket.would_refuse += (Limiter.NODE_ROOM,)
         return book
 
-    def _start_now(self, ticket: Ticket, account: Account, book: NodeBudget, now_s: float) -> Dispatch:
-        account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
+    def _start_now(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Dispatch:
+        ticket.holder.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
         self._backlog.start_directly(ticket, book)
         return Dispatch(book.name, self._open_lease(ticket, book, now_s))
-
-    def _enforced(
-        self, limiters: Limiters, account: Account, ticket: Ticket, now_s: float
-    ) -> tuple[Outcome, Limit] | None:
-        """Return the first enforced limit of the tenant that is met; note shadowed ones on the ticket."""
-        met = account.met(ticket.tokens, now_s, limiters)
-        for _, mode, outcome, limit in met:
-            if mode is Mode.ENFORCE:
-                return outcome, limit
-        ticket.would_refuse += tuple(limiter for limiter, *_ in met)
-        ticket.is_ghost = bool(met)
-        rate = limiters.tokens_per_minute
-        ticket.is_charged = rate is Mode.ENFORCE or (rate is Mode.SHADOW and not met)
-        return None
-
-    def _standing(self, request: Request) -> Refused | tuple[Account, Tier, tuple[Limiter, ...]]:
-        """Return whose quota and tier a request counts in and what it met, or why it may not enter."""
-        refuse = self._refusals.refuse
-        if self._is_draining:
-            return refuse(Outcome.DRAINING, "this gateway is shutting down")
-        policy = self._policy
-        if policy is None:
-            return refuse(Outcome.NO_NODES, "this gateway holds no assignment yet")
-        account = self.accounts.find(request.tenant)
-        if account is None:
-            return refuse(Outcome.REJECTED_TIER, f"tenant {request.tenant} is not in the policy")
-        tier = account.policy.tier if request.tier is None else request.tier
-        if tier not in account.policy.allowed_tiers:
-            allowed = ", ".join(account.policy.allowed_tiers)
-            reason = f"tenant {account.name} may use {allowed}, not {tier}"
-            return refuse(Outcome.REJECTED_TIER, reason)
-        if account.share.over_budget and account.policy.over_budget is not OverBudget.WARN:
-            mode = Mode.ENFORCE if self._limiters is None else self._limiters.monthly_budget
-            if mode is not Mode.ENFORCE:
-                return account, tier, (Limiter.MONTHLY_BUDGET,) if mode is Mode.SHADOW else _NOTHING
-            if account.policy.over_budget is OverBudget.REFUSE:
-                reason = f"tenant {account.name} has spent its monthly budget"
-                base_s = float(policy.retry_after.cap_s)
-                return refuse(Outcome.REJECTED_QUOTA_BUDGET, reason, base_s=base_s)
-            tier = Tier.BEST_EFFORT
-        return account, tier, _NOTHING
 
     def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when no node can serve the request, however long it waits."""
@@ -228,7 +204,7 @@ class Gate:
         limit = Limit("node_tokens", largest, 0, ticket.tokens)
         return self._refusals.refuse(Outcome.REJECTED_TOO_LARGE, reason, limit=limit)
 
-    def _enqueue(self, ticket: Ticket, account: Account, now_s: float) -> Decision:
+    def _enqueue(self, ticket: Ticket, now_s: float) -> Decision:
         refused = self._bounds.refusal(ticket, now_s)
         if refused is not None:
             return refused
@@ -237,7 +213,8 @@ class Gate:
             return self._bounds.full(ticket, now_s)
         for victim in victims:
             self._displace(victim, now_s)
-        ticket.ahead_requests, ticket.ahead_tokens = self._backlog.queue.standing(ticket.tier)
+        ticket.ahead_requests, ticket.ahead_tokens = self._queue.standing(ticket.tier)
+        account = ticket.holder
         account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
         account.queued += 1
         self._backlog.join(ticket, now_s)
@@ -254,7 +231,7 @@ class Gate:
         self._is_due = False
         started: list[Started] = []
         for ticket, book in self._backlog.starts(now_s):
-            self.accounts.by_name(ticket.account).queued -= 1
+            ticket.holder.queued -= 1
             started.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
         return started
 
@@ -268,17 +245,28 @@ class Gate:
     def _leave(self, ticket: Ticket, now_s: float) -> None:
         """Take a waiting request out and give back all it held."""
         self._backlog.leave(ticket, now_s)
-        account = self.accounts.by_name(ticket.account)
+        account, tokens = ticket.holder, ticket.tokens
         account.queued -= 1
-        account.end(ticket.tokens, ticket.tokens, 0, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
+        account.end(tokens, tokens, 0, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
 
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
-        lease = lease_of(ticket, book.name, now_s)
-        book.book(ticket.tokens, ticket.size_class, ticket.held)
-        lease.rule, lease.candidates = self._placement.rule, self._placement.candidates
-        lease.room_tokens = book.room
-        self._leases[lease.lease_id] = lease
-        self.recalls.opened(lease)
+        tokens, held, placement = ticket.tokens, ticket.held, self._placement
+        book.book(tokens, ticket.size_class, held)
+        lease = Lease(
+            ticket,
+            book,
+            ticket.output_tokens,
+            tokens,
+            now_s - ticket.arrived_at_s,
+            now_s,
+            placement.rule,
+            placement.candidates,
+            book.room,
+            held,
+        )
+        self._leases[ticket.ticket_id] = lease
+        if self.recalls.is_on:
+            self.recalls.opened(lease)
         self._tally.open(lease)
         return lease
 
@@ -286,7 +274,7 @@ class Gate:
         """Evict what has waited too long, start what fits now, and return both in order."""
         self._now_s = now_s
         events, self._events = self._events, []
-        for ticket in self._backlog.queue.expired(now_s):
+        for ticket in self._queue.expired(now_s):
             events.append(self._evict_late(ticket, now_s))
         if self._is_due or events:
             events += self._start_what_fits(now_s)
@@ -305,7 +293,7 @@ class Gate:
         """Return when `poll` is due at the latest; None while nothing waits."""
         if self._is_due or self._events or self.recalls.is_due:
             return self._now_s
-        return self._backlog.queue.next_deadline_s()
+        return self._queue.next_deadline_s()
 
     def cancel(self, ticket: Ticket, now_s: float) -> bool:
         """Take a queued request out: its client left. False when it is no longer queued.
@@ -328,10 +316,12 @@ class Gate:
         if not lease.is_open or more <= 0:
             return
         lease.output_tokens = output_tokens
+        lease.tokens += more
         if lease.held is not None:
             lease.held = Holding(lease.held.tokens + more, lease.held.variance)
-        self._placement.book(lease.node).grow(more, lease.size_class)
-        self.accounts.by_name(lease.account).grow(more, is_ghost=lease.is_ghost)
+        ticket = lease.ticket
+        lease.book.grow(more, ticket.size_class)
+        ticket.holder.grow(more, is_ghost=ticket.is_ghost)
         self._tally.grow(lease, more)
         self._now_s = now_s
 
@@ -352,48 +342,43 @@ class Gate:
         if not lease.is_open:
             return False
         lease.is_open = False
-        del self._leases[lease.lease_id]
-        self.recalls.began(lease)
-        book = self._placement.book(lease.node)
-        book.free(lease.tokens, lease.size_class, lease.held)
-        self._placement.forget_if_empty(book)
-        used_prompt = lease.prompt_tokens if prompt_tokens is None else prompt_tokens
-        used_output = lease.output_tokens if output_tokens is None else output_tokens
-        account = self.accounts.by_name(lease.account)
-        account.end(
-            lease.tokens,
-            lease.charged_tokens,
-            used_prompt + used_output,
-            is_ghost=lease.is_ghost,
-            is_charged=lease.is_charged,
+        ticket, book = lease.ticket, lease.book
+        del self._leases[ticket.ticket_id]
+        if self.recalls.by_node:
+            self.recalls.began(lease)
+        book.free(lease.tokens, ticket.size_class, lease.held)
+        if book.target is None:
+            self._placement.forget_if_empty(book)
+        used = ticket.prompt_tokens if prompt_tokens is None else prompt_tokens
+        used += lease.output_tokens if output_tokens is None else output_tokens
+        ticket.holder.end(
+            lease.tokens, ticket.tokens, used, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged
         )
         if outcome is Outcome.COMPLETED and output_tokens is not None:
-            self._tickets.learn(lease.request, output_tokens)
+            self._tickets.learn(ticket, output_tokens)
         self._tally.close(lease)
         self._touch(now_s)
         return True
 
     def drain(self) -> None:
         """Refuse every new request as DRAINING from now on; what waits or runs goes on."""
-        self._is_draining = True
+        self._entry.drain()
 
     def snapshot(self, now_s: float) -> GateSnapshot:
         """Return what is held and what waits. O(tenants + nodes): for status and metrics."""
         oldest = next(iter(self._leases.values()), None)
         return GateSnapshot(
-            is_ready=self._policy is not None and self._placement.any_open(now_s),
+            is_ready=self._entry.policy is not None and self._placement.any_open(now_s),
             in_flight_requests=len(self._leases),
             in_flight_tokens=sum(self._tally.in_flight_tokens.values()),
             in_flight_tokens_by_tier=dict(self._tally.in_flight_tokens),
-            queues={tier: self._backlog.queue.state(tier, now_s) for tier in TIERS},
+            queues={tier: self._queue.state(tier, now_s) for tier in TIERS},
             dispatched_tokens_by_tier=dict(self._tally.dispatched_tokens),
             longest_wait_s_by_tier=dict(self._tally.longest_wait_s),
             tenants={account.name: account.use(now_s) for account in self.accounts},
             nodes={book.name: book.use(now_s) for book in self._placement},
             oldest_lease_age_s=0.0 if oldest is None else now_s - oldest.opened_at_s,
             most_passed_ratio_by_tier=dict(self._tally.most_passed_ratio),
-            jain_by_tier={tier: self._backlog.queue.jain(tier, now_s) for tier in TIERS},
-            queue_timeout_s_by_tier={
-                tier: one.queue_timeout_s for tier, one in self._tickets.tiers.items()
-            },
+            jain_by_tier={tier: self._queue.jain(tier, now_s) for tier in TIERS},
+            queue_timeout_s_by_tier=dict(self._tickets.timeouts_s),
         )

@@ -267,16 +267,17 @@ class _Replay:
 
     def _start(self, place: int, node: str, lease: Lease, now_s: float) -> None:
         arrival = self.arrivals[place]
+        servers = self.servers
         self.result.queued_s[place] = lease.queued_s
-        if not self.servers.start(place, arrival, node, self._priorities[lease.tier], now_s):
+        if not servers.start(place, arrival, node, self._priorities[lease.ticket.tier], now_s):
             self.gate.release(
                 lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=now_s
             )
             self.result.outcomes[place] = Outcome.UPSTREAM_ERROR
             return
         self.leases[place] = lease
-        if self.servers.next_s < self.due_s:
-            self.due_s = self.servers.next_s
+        if servers.next_s < self.due_s:
+            self.due_s = servers.next_s
         if arrival.output_tokens > lease.output_tokens:
             self.longer[place] = lease
             self.next_observe_s = min(self.next_observe_s, now_s + self.observe_every_s)
@@ -284,10 +285,12 @@ class _Replay:
 
     def _finish(self, now_s: float) -> None:
         result, release, arrivals = self.result, self.gate.release, self.arrivals
+        longer, leases = self.longer, self.leases
         for place, first_s, is_answered in self.servers.finished(now_s):
             arrival = arrivals[place]
-            lease = self.leases.pop(place)
-            self.longer.pop(place, None)
+            lease = leases.pop(place)
+            if longer:
+                longer.pop(place, None)
             outcome = Outcome.COMPLETED if is_answered else Outcome.UPSTREAM_ERROR
             release(
                 lease,

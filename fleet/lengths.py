@@ -8,6 +8,7 @@ all there is, for an answer that is usually short.
 from __future__ import annotations
 
 import math
+from operator import mul
 
 #: Completions an endpoint needs before its own history is believed.
 ENOUGH = 200
@@ -15,6 +16,15 @@ _RELATIVE_ERROR = 0.01
 _LOG_STEP = math.log(1 + _RELATIVE_ERROR)
 _FADE_AT = 20_000
 _REFRESH_EVERY = 64
+_TABLED = 4_096
+
+
+def _bucket_of(output_tokens: int) -> int:
+    return -1 if output_tokens < 1 else math.ceil(math.log(output_tokens) / _LOG_STEP - 1e-9)
+
+
+#: Buckets of the usual lengths; a logarithm costs as much as the rest of counting one in.
+_BUCKETS = [_bucket_of(tokens) for tokens in range(_TABLED)]
 
 
 class LengthSketch:
@@ -23,34 +33,44 @@ class LengthSketch:
     Source: Masson, Rim, Lee, "DDSketch" (VLDB 2019), section 2, with upper bucket edges.
     """
 
-    __slots__ = ("_answers", "_counts", "_powers", "_since_refresh", "_total", "seen")
+    __slots__ = ("_answers", "_counts", "_fresh", "_places", "_powers", "_total", "seen")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts = [0]  # by bucket, from -1 on
+        self._places: dict[float, int] = {}  # of the last answers in it
         self._total = 0
-        self._since_refresh = 0
         self._answers: dict[float, int] = {}
         self._powers = (0.0, 0.0, 0.0)  # sums of O, O^2, O^3
+        self._fresh: list[int] = []  # not counted in yet
         self.seen = 0
 
     def add(self, output_tokens: int) -> None:
         """Count one finished answer of `output_tokens` (>= 0)."""
-        bucket = -1 if output_tokens < 1 else math.ceil(math.log(output_tokens) / _LOG_STEP - 1e-9)
-        self._counts[bucket] = self._counts.get(bucket, 0) + 1
-        self._total += 1
+        fresh = self._fresh
+        fresh.append(output_tokens)
+        if len(fresh) >= _REFRESH_EVERY or self.seen < ENOUGH:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Count in what came since the last time, all together: one by one it would cost ten times more."""
+        fresh, counts = self._fresh, self._counts
+        for output_tokens in fresh:
+            bucket = _BUCKETS[output_tokens] if 0 <= output_tokens < _TABLED else _bucket_of(output_tokens)
+            if bucket + 1 >= len(counts):
+                counts += [0] * (bucket + 2 - len(counts))
+            counts[bucket + 1] += 1
+        squares = list(map(mul, fresh, fresh))
         first, second, third = self._powers
-        square = output_tokens * output_tokens
-        self._powers = (first + output_tokens, second + square, third + square * output_tokens)
-        self.seen += 1
-        self._since_refresh += 1
+        self._powers = (first + sum(fresh), second + sum(squares), third + sum(map(mul, fresh, squares)))
+        self._total += len(fresh)
+        self.seen += len(fresh)
+        fresh.clear()
+        self._answers.clear()
         if self._total >= _FADE_AT:
-            self._counts = {b: n // 2 for b, n in self._counts.items() if n > 1}
-            self._total = sum(self._counts.values())
+            self._counts = [number // 2 for number in counts]
+            self._total = sum(self._counts)
             first, second, third = self._powers
             self._powers = (first / 2, second / 2, third / 2)
-        if self._since_refresh >= _REFRESH_EVERY or self.seen <= ENOUGH:
-            self._since_refresh = 0
-            self._answers.clear()
 
     def quantile(self, quantile: float) -> int | None:
         """Return the length that `quantile` (0..1) of answers do not exceed, at most 1 % high.
@@ -78,38 +98,37 @@ class LengthSketch:
         return mean, max(0.0, third / (3 * first) - mean * mean)
 
     def _compute(self, quantile: float) -> int:
-        rank = math.ceil(quantile * self._total)
-        passed = 0
-        bucket = -1
-        for bucket in sorted(self._counts):
-            passed += self._counts[bucket]
-            if passed >= rank:
-                break
+        counts, rank = self._counts, math.ceil(quantile * self._total)
+        place = self._places.get(quantile, 0)  # the last answer's: the next is close by
+        passed = sum(counts[:place])
+        while passed >= rank and place:
+            place -= 1
+            passed -= counts[place]
+        while place < len(counts) - 1 and passed + counts[place] < rank:
+            passed += counts[place]
+            place += 1
+        self._places[quantile] = place
+        bucket = place - 1
         return 0 if bucket < 0 else math.floor(math.exp(bucket * _LOG_STEP) + 1e-9)
 
 
 class OutputLengths:
-    """Output history by (model, endpoint)."""
+    """Output history by model and endpoint."""
 
-    __slots__ = ("_sketches",)
+    __slots__ = ("_models",)
 
     def __init__(self) -> None:
-        self._sketches: dict[tuple[str, str], LengthSketch] = {}
+        self._models: dict[str, dict[str, LengthSketch]] = {}
+
+    def of_model(self, model: str) -> dict[str, LengthSketch]:
+        """Return a model's sketches by endpoint; one made there later is part of the history."""
+        return self._models.setdefault(model, {})
 
     def add(self, model: str, endpoint: str, output_tokens: int) -> None:
         """Count one completed answer. Aborted ones would bias lengths low: leave them out."""
-        key = (model, endpoint)
-        sketch = self._sketches.get(key)
-        if sketch is None:
-            sketch = self._sketches[key] = LengthSketch()
-        sketch.add(output_tokens)
-
-    def residency(self, model: str, endpoint: str) -> tuple[float, float] | None:
-        """Return mean and variance of what one answer under way holds; None before `ENOUGH`."""
-        sketch = self._sketches.get((model, endpoint))
-        return None if sketch is None else sketch.residency()
+        self.of_model(model).setdefault(endpoint, LengthSketch()).add(output_tokens)
 
     def quantile(self, model: str, endpoint: str, quantile: float) -> int | None:
         """Return the history's quantile in tokens; None before `ENOUGH` completions."""
-        sketch = self._sketches.get((model, endpoint))
+        sketch = self._models.get(model, {}).get(endpoint)
         return None if sketch is None else sketch.quantile(quantile)

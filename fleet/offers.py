@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fleet.limiters import Limiter
 from fleet.outcomes import Outcome, Tier
 
+if TYPE_CHECKING:
+    from fleet.accounts import Account
+    from fleet.budget import NodeBudget
+    from fleet.fairflows import Flow
+    from fleet.lines import Line
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Request:
-    """One request at the door, already authenticated."""
+    """One request at the door, already authenticated.
+
+    Like all that is made once for each request it is not frozen: that would take three times as long.
+    """
 
     request_id: str
     tenant: str  # from the credential, never from a header the caller can set
@@ -54,65 +64,104 @@ class Holding:
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
-    """Tokens held on a node from dispatch to the end. Only `Gate.release` closes it, once."""
-
-    lease_id: int
-    request: Request
-    account: str  # tenant whose quota it counts against
-    tier: Tier  # tier it is served in; may differ from the one asked for (over budget)
-    node: str
-    size_class: str | None
-    prompt_tokens: int
-    output_tokens: int  # reserved output
-    charged_tokens: int  # taken from the tenant's rate bucket
-    queued_s: float  # time spent in the queue
-    opened_at_s: float
-    is_open: bool = True
-    would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
-    is_ghost: bool = False  # one of them was the tenant's: it does not count against the shadowed ones
-    is_charged: bool = True  # to the tenant's rate
-    ticket: Ticket | None = None  # what it was admitted by
-    rule: str = ""  # by which the node was chosen
-    candidates: int = 0  # nodes that had room
-    room_tokens: int = 0  # left on the node after it
-    held: Holding | None = None  # booked on the node when not all that is reserved (overbooking)
-
-    @property
-    def tokens(self) -> int:
-        """Return what is booked: prompt + reserved output."""
-        return self.prompt_tokens + self.output_tokens
-
-
-@dataclass(slots=True, eq=False)
 class Ticket:
-    """A place in the queue. It ends in exactly one `Started`, `Evicted` or `Gate.cancel`."""
+    """What a request is taken to need, and its place. It ends in one `Dispatch`, `Started`, `Evicted`,
+    `Refused` or `Gate.cancel`."""
 
     ticket_id: int
     request: Request
-    account: str
-    weight: int  # its tenant's, when it came
-    tier: Tier
+    holder: Account  # whose quota it counts against
+    line: Line  # where requests of its model and tier stand
+    tier: Tier  # it is served in; may differ from the one asked for (over budget)
     size_class: str | None
+    weight: int  # its tenant's, when it came
     prompt_tokens: int
     output_tokens: int
     tokens: int  # what will be booked: prompt + reserved output
+    room_tokens: int  # the room it needs on a node: `tokens`, or what it holds on average
+    output_basis: str  # what `output_tokens` comes from
     arrived_at_s: float
     deadline_s: float  # evicted when it has not started by then
     key: float  # order inside its flow; smaller starts first
     is_waiting: bool = True
     is_parked: bool = False  # it was next and did not fit; others may pass it, within bounds
+    is_ghost: bool = False  # a limit of its tenant in shadow let it through
+    is_charged: bool = True  # to the tenant's rate
     passed_tokens: int = 0  # started past it, since it was parked, on nodes that serve its model
-    would_refuse: tuple[Limiter, ...] = ()
-    is_ghost: bool = False
-    is_charged: bool = True
-    output_basis: str = ""  # what `output_tokens` comes from
+    would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
     ahead_requests: int | None = None  # in its tier's queue when it joined; None: it did not
     ahead_tokens: int = 0
     expected_wait_s: float | None = None  # at that moment; None: drain rate not known
     held: Holding | None = None  # what it holds on average, under overbooking
-    room_tokens: int = 0  # the room it needs on a node: `tokens`, or what it holds on average
+    flow: Flow | None = None  # where it waits
     requeues: int = 0  # times it was started and taken back
+
+    @property
+    def account(self) -> str:
+        """Return the tenant whose quota it counts against."""
+        return self.holder.name
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Tokens held on a node from dispatch to the end. Only `Gate.release` closes it, once."""
+
+    ticket: Ticket  # what it was admitted by; the lease may grow, the ticket does not
+    book: NodeBudget
+    output_tokens: int  # reserved output
+    tokens: int  # what is booked: prompt + reserved output
+    queued_s: float  # time spent in the queue
+    opened_at_s: float
+    rule: str  # by which the node was chosen
+    candidates: int  # nodes that had room
+    room_tokens: int  # left on the node after it
+    held: Holding | None  # booked on the node when not all that is reserved (overbooking)
+    is_open: bool = True
+
+    @property
+    def lease_id(self) -> int:
+        """Return its number, the same as its ticket's."""
+        return self.ticket.ticket_id
+
+    @property
+    def request(self) -> Request:
+        """Return what was asked."""
+        return self.ticket.request
+
+    @property
+    def account(self) -> str:
+        """Return the tenant whose quota it counts against."""
+        return self.ticket.holder.name
+
+    @property
+    def tier(self) -> Tier:
+        """Return the tier it is served in."""
+        return self.ticket.tier
+
+    @property
+    def node(self) -> str:
+        """Return the node it runs on."""
+        return self.book.name
+
+    @property
+    def size_class(self) -> str | None:
+        """Return its size class; None: the node alone bounds it."""
+        return self.ticket.size_class
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the booked prompt."""
+        return self.ticket.prompt_tokens
+
+    @property
+    def would_refuse(self) -> tuple[Limiter, ...]:
+        """Return the limits that let it through though they were met."""
+        return self.ticket.would_refuse
+
+    @property
+    def is_ghost(self) -> bool:
+        """Say whether one of them was the tenant's."""
+        return self.ticket.is_ghost
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +175,7 @@ class Limit:
     reset_s: float | None = None  # when enough is free again; None: not known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatch:
     """Send it to `node` now; close `lease` when it has ended, however it ended."""
 
@@ -134,7 +183,7 @@ class Dispatch:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queued:
     """It waits. `Gate.poll` says when it starts or is evicted."""
 
@@ -156,7 +205,7 @@ class Refused:
 Decision = Dispatch | Queued | Refused
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Started:
     """A queued request goes to `node` now."""
 

@@ -8,7 +8,7 @@ a spot node while a guaranteed one has room, and a prefix's home node being fed 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import groupby
 
@@ -94,27 +94,36 @@ class Placement:
         self._pools: dict[tuple[str, Tier], Pool] = {}
         self._class_ratios: dict[str, float] = {}
         self._routing = Routing()
+        self._by_room = False
         self.rule = ""  # by which the last node was chosen
         self.candidates = 0  # among how many
 
     def __iter__(self) -> Iterator[NodeBudget]:
         return iter(self._books.values())
 
+    @property
+    def pools(self) -> Mapping[tuple[str, Tier], Pool]:
+        """Return the nodes of each (model, tier) that has any."""
+        return self._pools
+
     def apply(self, assignment: Assignment) -> None:
         """Take in nodes, shares and routing rules. Books of vanished nodes stay until they are empty."""
         policy = assignment.policy
         self._routing = policy.routing
+        self._by_room = policy.routing.strategy == "kv_room"
         self._class_ratios = {one.name: one.kv_share_ratio for one in policy.admission.size_classes}
         targets = {target.name: target for target in assignment.nodes}
         for name in targets.keys() - self._books.keys():
             self._books[name] = NodeBudget(name, hash_of(name))
         self._pools = self._made_pools(assignment)
-        pools = set(self._pools.values())
+        pools = list({id(pool): pool for pool in self._pools.values()}.values())
+        for pool in pools:
+            pool.overlapping = tuple(one for one in pools if not one.names.isdisjoint(pool.names))
         shares = Shares(
             policy.admission.kv_target_ratio, assignment.kv_share_ratio, _overbooking(policy.admission)
         )
         for name, book in list(self._books.items()):
-            book.pools = [pool for pool in pools if book in pool]
+            book.belong(pool for pool in pools if name in pool.names)
             book.assign(targets.get(name), shares)
             self.forget_if_empty(book)
 
@@ -169,33 +178,34 @@ class Placement:
 
     def count_most_room(self, ticket: Ticket) -> int:
         """Return exactly the tokens that fit on its roomiest node; -1: none takes a request. O(nodes)."""
-        pool = self._pools.get((ticket.request.model, ticket.tier))
+        pool = ticket.line.pool
         return -1 if pool is None else pool.count_most_room()
 
     def may_have_room(self, ticket: Ticket) -> bool:
         """Say whether looking for a node is worth it: False is sure, True is not. O(1)."""
-        pool = self._pools.get((ticket.request.model, ticket.tier))
+        pool = ticket.line.pool
         return pool is not None and ticket.room_tokens <= pool.most_room
 
     def most_room(self, ticket: Ticket) -> int:
         """Return at least the tokens that fit on its roomiest node; -1: none takes a request."""
-        pool = self._pools.get((ticket.request.model, ticket.tier))
+        pool = ticket.line.pool
         return -1 if pool is None else pool.most_room
 
-    def shares_nodes(self, ticket: Ticket, waiting: Iterable[tuple[str, Tier]]) -> bool:
-        """Say whether it could run on a node that requests of one of these (model, tier) wait for."""
-        pools = self._pools
-        own = pools.get((ticket.request.model, ticket.tier))
-        if own is None:
+    def is_contended(self, ticket: Ticket) -> bool:
+        """Say whether it could run on a node that something waits for."""
+        pool = ticket.line.pool
+        if pool is None:
             return False
-        others: list[Pool] = []
-        for key in waiting:
-            pool = pools.get(key)
-            if pool is own:
-                return True
-            if pool is not None:
-                others.append(pool)
-        return any(not own.names.isdisjoint(pool.names) for pool in others)
+        return pool.waiting > 0 or any(one.waiting for one in pool.overlapping)
+
+    def place_freely(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
+        """Return the node to send to while nothing waits; None when none has room."""
+        pool, request = ticket.line.pool, ticket.request
+        if pool is None or ticket.room_tokens > pool.most_room:
+            return None
+        if request.avoid or request.prefix_key or ticket.size_class:
+            return self.choose(ticket, (), now_s)
+        return self._choose_freely(pool, ticket.room_tokens, now_s - STALE_AFTER_S)
 
     def choose(self, ticket: Ticket, keep_free: Sequence[Ticket], now_s: float) -> NodeBudget | None:
         """Return the node to send to now, or None when none has room. O(nodes).
@@ -203,7 +213,7 @@ class Placement:
         Nodes that a request in `keep_free` waits for are left out. Nodes in `avoid` come last.
         """
         request = ticket.request
-        pool = self._pools.get((request.model, ticket.tier))
+        pool = ticket.line.pool
         if pool is None:
             return None
         if not (keep_free or request.avoid or request.prefix_key or ticket.size_class):
@@ -228,37 +238,25 @@ class Placement:
 
     def _choose_freely(self, pool: Pool, tokens: int, seen_since_s: float) -> NodeBudget | None:
         """Return the node for a request that no rule but the strategy's binds."""
-        by_room = self._routing.strategy == "kv_room"
+        by_room = self._by_room
+        self.rule = BY_ROOM if by_room else BY_LOAD
         for group in pool.groups:
-            best: NodeBudget | None = None
-            least = float("inf")
-            candidates = 0
-            for book in group:
-                room = book.room
-                if room >= tokens:
-                    rank = -room if by_room else book.load
-                    if book.seen_at_s >= seen_since_s:
-                        candidates += 1
-                        if rank < least:
-                            best, least = book, rank
-            if best is not None:
-                self.candidates = candidates
-                self.rule = BY_ROOM if by_room else BY_LOAD
-                return best
+            book = group.choose(tokens, seen_since_s, by_room=by_room)
+            if book is not None:
+                self.candidates = group.candidates
+                return book
         pool.count_most_room()
         return None
 
     def keeps_all(self, waiting: Ticket, ticket: Ticket) -> bool:
         """Say whether `waiting`, not to be passed, could use each node of the other. False: perhaps."""
-        if waiting.size_class is not None and waiting.size_class != ticket.size_class:
+        pool = waiting.line.pool
+        if pool is None or pool is not ticket.line.pool:
             return False
-        pools = self._pools
-        pool = pools.get((waiting.request.model, waiting.tier))
-        return (
-            pool is not None
-            and pool is pools.get((ticket.request.model, ticket.tier))
-            and waiting.tokens <= int(pool.budgets()[0] * self._ratio(waiting))
-        )
+        if waiting.size_class is None:
+            return waiting.tokens <= pool.budgets()[0]
+        smallest = int(pool.budgets()[0] * self._ratio(waiting))
+        return waiting.size_class == ticket.size_class and waiting.tokens <= smallest
 
     def _may_take(
         self, book: NodeBudget, ticket: Ticket, keep_free: Sequence[Ticket], avoid: tuple[str, ...]
@@ -310,13 +308,19 @@ class Placement:
 
     def outlook(self, ticket: Ticket, now_s: float) -> Outlook:
         """Say whether it could ever fit: on an open node, or at least on a node now closed."""
+        pool = ticket.line.pool
+        if pool is None:
+            return Outlook.NO_NODES
         ratio = self._ratio(ticket)
+        if pool.surely_fits_one(ticket.tokens, ratio, now_s):
+            return Outlook.LATER
         fits_closed = any_open = False
-        for book in self._pools.get((ticket.request.model, ticket.tier), ()):
+        for book in pool:
             fits = ticket.tokens <= book.largest(ratio)
             if book.is_open(now_s):
                 any_open = True
                 if fits:
+                    pool.remember_roomy(book)
                     return Outlook.LATER
             fits_closed = fits_closed or fits
         return Outlook.TOO_LARGE if any_open and not fits_closed else Outlook.NO_NODES
@@ -338,19 +342,14 @@ class Placement:
         self.rule, self.candidates = REGARDLESS, len(books)
         return min(books, key=_load, default=None)
 
-    def largest_budget(self, model: str, tier: Tier) -> int:
-        """Return the largest budget of the nodes for a model and tier, in tokens; 0: none is known."""
-        pool = self._pools.get((model, tier))
-        return 0 if pool is None else pool.budgets()[1]
-
     def largest_tokens(self, ticket: Ticket) -> int:
         """Return the largest request of its class any node could hold, in tokens."""
-        pool = self._pools.get((ticket.request.model, ticket.tier), ())
+        pool = ticket.line.pool or ()
         return max((book.largest(self._ratio(ticket)) for book in pool), default=0)
 
     def may_use(self, ticket: Ticket, book: NodeBudget) -> bool:
         """Say whether it could ever run on `book`'s node."""
-        pool = self._pools.get((ticket.request.model, ticket.tier))
+        pool = ticket.line.pool
         return pool in book.pools and ticket.tokens <= book.largest(self._ratio(ticket))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.accounts import Accounts
 from fleet.backlog import Backlog
 from fleet.budget import NodeBudget
 from fleet.offers import Lease, Ticket
@@ -46,18 +45,16 @@ class Recalls:
         placement: Placement,
         backlog: Backlog,
         tickets: Tickets,
-        accounts: Accounts,
         tally: Tally,
         leases: dict[int, Lease],
     ) -> None:
         self._placement = placement
         self._backlog = backlog
         self._tickets = tickets
-        self._accounts = accounts
         self._tally = tally
         self._leases = leases
         self._most = dict.fromkeys(TIERS, 0)
-        self._by_node: dict[str, dict[int, Lease]] = {}
+        self.by_node: dict[str, dict[int, Lease]] = {}  # what may be taken back, by number
         self._requeued: list[Requeued] = []
         self.is_on = False
 
@@ -78,28 +75,28 @@ class Recalls:
 
     def is_recallable(self, lease: Lease) -> bool:
         """Say whether a lease may be taken back now or later, if nothing is streamed before."""
-        return lease.lease_id in self._by_node.get(lease.node, ())
+        return lease.lease_id in self.by_node.get(lease.node, ())
 
     def opened(self, lease: Lease) -> None:
         """Note a start."""
         if self.is_on and self._may_take(lease):
-            self._by_node.setdefault(lease.node, {})[lease.lease_id] = lease
+            self.by_node.setdefault(lease.node, {})[lease.lease_id] = lease
 
     def began(self, lease: Lease) -> None:
         """Note that the answer begins, or that the lease is closed: it cannot be taken back any more."""
-        listed = self._by_node.get(lease.node)
+        listed = self.by_node.get(lease.node)
         if listed is not None and listed.pop(lease.lease_id, None) is not None and not listed:
-            del self._by_node[lease.node]
+            del self.by_node[lease.node]
 
     def make_room(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
         """Take back what it needs to start now; return the node with the room. None: nothing is taken."""
         queue = self._backlog.queue
-        if not self._by_node or ticket.tier is not Tier.INTERACTIVE or queue.length(ticket.tier):
+        if not self.by_node or ticket.tier is not Tier.INTERACTIVE or queue.length(ticket.tier):
             return None
         chosen: tuple[NodeBudget, Sequence[Lease]] | None = None
         kept_for = self._backlog.kept_from(ticket)
         for book in self._placement.pool(ticket.request.model, ticket.tier) or ():
-            if book.name not in self._by_node or not self._may_use(ticket, book, kept_for, now_s):
+            if book.name not in self.by_node or not self._may_use(ticket, book, kept_for, now_s):
                 continue
             most = MAX_TAKEN_BACK if chosen is None else len(chosen[1]) - 1
             leases = self._enough(ticket, book, most)
@@ -126,7 +123,7 @@ class Recalls:
     def _enough(self, ticket: Ticket, book: NodeBudget, most: int) -> list[Lease] | None:
         """Return whom to take back on one node, at most `most`; None: they would not suffice."""
         taken: list[Lease] = []
-        listed = [one for one in self._by_node[book.name].values() if self._may_take(one)]
+        listed = [one for one in self.by_node[book.name].values() if self._may_take(one)]
         listed.sort(key=lambda one: (TIERS.index(one.tier), one.opened_at_s, one.lease_id), reverse=True)
         for lease in listed[:most]:
             book.free(lease.tokens, lease.size_class, lease.held)
@@ -140,7 +137,7 @@ class Recalls:
 
     def _may_take(self, lease: Lease) -> bool:
         """Say whether the policy in force allows it."""
-        return lease.ticket is not None and lease.ticket.requeues < self._most[lease.tier]
+        return lease.ticket.requeues < self._most[lease.tier]
 
     def _take_back(self, lease: Lease, book: NodeBudget, now_s: float) -> None:
         """Close a lease and queue its request again. Its tenant holds the same tokens as before."""
@@ -150,6 +147,6 @@ class Recalls:
         book.free(lease.tokens, lease.size_class, lease.held)
         self._tally.close(lease)
         ticket = self._tickets.again(lease, now_s)
-        self._accounts.by_name(ticket.account).queued += 1
-        self._backlog.rejoin(ticket, now_s)
+        ticket.holder.queued += 1
+        self._backlog.join(ticket, now_s)
         self._requeued.append(Requeued(lease, ticket))

@@ -23,13 +23,13 @@ class Tally:
 
     def open(self, lease: Lease) -> None:
         """Count a lease that was opened."""
-        tier, tokens = lease.tier, lease.tokens
+        ticket, tokens = lease.ticket, lease.tokens
+        tier = ticket.tier
         self.in_flight_tokens[tier] += tokens
         self.dispatched_tokens[tier] += tokens
         if lease.queued_s > self.longest_wait_s[tier]:
             self.longest_wait_s[tier] = lease.queued_s
-        ticket = lease.ticket
-        if ticket is not None and ticket.passed_tokens:
+        if ticket.passed_tokens:
             ratio = ticket.passed_tokens / ticket.tokens
             if ratio > self.most_passed_ratio[tier]:
                 self.most_passed_ratio[tier] = ratio
@@ -40,4 +40,4 @@ class Tally:
 
     def close(self, lease: Lease) -> None:
         """Count a lease that was closed."""
-        self.in_flight_tokens[lease.tier] -= lease.tokens
+        self.in_flight_tokens[lease.ticket.tier] -= lease.tokens

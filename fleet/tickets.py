@@ -11,12 +11,12 @@ import math
 from dataclasses import replace
 
 from fleet.accounts import Account
-from fleet.lengths import OutputLengths
-from fleet.limiters import Limiter
+from fleet.lengths import LengthSketch
+from fleet.lines import Line, Lines
 from fleet.offers import Holding, Lease, Request, Ticket
 from fleet.outcomes import TIERS, Tier
-from fleet.placement import Placement, size_class_of
-from fleet.policy import Admission, Policy, TierPolicy
+from fleet.placement import size_class_of
+from fleet.policy import Admission, Policy
 
 #: What booked output comes from, in words.
 HISTORY = "the endpoint's history"
@@ -30,83 +30,99 @@ _SLOWEST_AGING = 1e-3
 class Tickets:
     """Makes tickets under the policy in force."""
 
-    def __init__(self, placement: Placement, prior_output_tokens: int) -> None:
+    def __init__(self, lines: Lines, prior_output_tokens: int) -> None:
         """`prior_output_tokens` is booked for an answer until its endpoint has 200 completions."""
-        self._placement = placement
-        self.lengths = OutputLengths()
+        self._lines = lines
         self._prior_tokens = prior_output_tokens
-        self._admission = Admission()
-        self.tiers: dict[Tier, TierPolicy] = {}
+        self.timeouts_s: dict[Tier, float] = {}
         self._next_id = 0
+        self._take(Admission())
 
     def apply(self, policy: Policy) -> None:
         """Take in sizes, order and timeouts. Tickets already made keep theirs."""
-        self._admission = policy.admission
-        self.tiers = {tier: policy.tiers[tier] for tier in TIERS}
+        self.timeouts_s = {tier: policy.tiers[tier].queue_timeout_s for tier in TIERS}
+        self._take(policy.admission)
 
-    def output(self, request: Request, tier: Tier) -> tuple[int, str]:
+    def _take(self, admission: Admission) -> None:
+        """Keep at hand what each request asks for."""
+        self._quantile = admission.output_reservation_quantile
+        self._classes = admission.size_classes
+        self._is_overbooking = admission.reservation == "overbook"
+        # "as if it had come later by the time that aging takes to make up for its size"
+        is_aging = admission.order == "sjf_aging"
+        self._tokens_per_s = max(admission.aging_rate, _SLOWEST_AGING) if is_aging else math.inf
+
+    def output(self, request: Request, tier: Tier) -> int:
+        """Return the output that would be booked for a request in a tier."""
+        return self._output(request, self._lines.find(request.model, tier))[0]
+
+    def _output(self, request: Request, line: Line) -> tuple[int, str]:
         """Return the output to book and why. Without `max_tokens` at most half of the largest budget."""
-        quantile = self._admission.output_reservation_quantile
+        sketch = line.model.lengths.get(request.endpoint)
+        expected = None if sketch is None else sketch.quantile(self._quantile)
         basis = HISTORY
-        expected = self.lengths.quantile(request.model, request.endpoint, quantile)
         if expected is None:
             expected, basis = self._prior_tokens, PRIOR
         expected *= request.choices
         bound = request.max_tokens
         if bound is not None:
             return (expected, basis) if expected < bound else (bound, CLIENT)
-        bound = self._placement.largest_budget(request.model, tier) // 2 or expected
+        pool = line.pool
+        bound = (pool.budgets()[1] // 2 if pool is not None else 0) or expected
         return (expected, basis) if expected <= bound else (bound, HALF_NODE)
 
-    def learn(self, request: Request, output_tokens: int) -> None:
+    def learn(self, ticket: Ticket, output_tokens: int) -> None:
         """Take in what a completed request produced, all its answers together."""
-        self.lengths.add(request.model, request.endpoint, output_tokens // max(request.choices, 1))
+        request, lengths = ticket.request, ticket.line.model.lengths
+        sketch = lengths.get(request.endpoint)
+        if sketch is None:
+            sketch = lengths[request.endpoint] = LengthSketch()
+        sketch.add(output_tokens if request.choices <= 1 else output_tokens // request.choices)
 
-    def make(
-        self,
-        request: Request,
-        account: Account,
-        tier: Tier,
-        now_s: float,
-        would_refuse: tuple[Limiter, ...] = (),
-    ) -> Ticket:
+    def make(self, request: Request, account: Account, tier: Tier, now_s: float) -> Ticket:
         """Return a ticket for a request that came now."""
-        admission = self._admission
-        output_tokens, basis = self.output(request, tier)
-        tokens = request.prompt_tokens + output_tokens
-        size_class = size_class_of(tokens, admission.size_classes) if admission.size_classes else None
-        key = now_s  # "as if it had come later by the time that aging takes to make up for its size"
-        if admission.order == "sjf_aging":
-            key += tokens / max(admission.aging_rate, _SLOWEST_AGING)
+        line = self._lines.find(request.model, tier)
+        output_tokens, basis = self._output(request, line)
+        prompt_tokens = request.prompt_tokens
+        tokens = prompt_tokens + output_tokens
+        size_class = size_class_of(tokens, self._classes) if self._classes else None
         self._next_id += 1
         ticket = Ticket(
             self._next_id,
             request,
-            account.name,
-            account.policy.weight,
-            tier,
+            account,
+            line,
+            line.tier,
             None if size_class is None else size_class.name,
-            request.prompt_tokens,
+            account.weight,
+            prompt_tokens,
             output_tokens,
             tokens,
+            tokens,
+            basis,
             now_s,
-            now_s + self.tiers[tier].queue_timeout_s,
-            key,
+            now_s + self.timeouts_s[tier],
+            now_s + tokens / self._tokens_per_s,
         )
-        ticket.output_basis = basis
-        ticket.room_tokens = tokens
-        if admission.reservation == "overbook":
+        if self._is_overbooking:
             self._overbook(ticket)
-        if would_refuse:
-            ticket.would_refuse = would_refuse
         return ticket
 
     def again(self, lease: Lease, now_s: float) -> Ticket:
-        """Return the ticket of a started request that waits again."""
-        if lease.ticket is None:
-            raise ValueError("a lease without its ticket cannot be queued again")
+        """Return the ticket of a started request that waits again, at its old place in its flow."""
         self._next_id += 1
-        return place_again(lease.ticket, self._next_id, now_s)
+        ticket = lease.ticket
+        return replace(
+            ticket,
+            ticket_id=self._next_id,
+            line=self._lines.find(ticket.request.model, ticket.tier),
+            arrived_at_s=now_s,
+            deadline_s=now_s + (ticket.deadline_s - ticket.arrived_at_s),
+            is_waiting=True,
+            is_parked=False,
+            passed_tokens=0,
+            requeues=ticket.requeues + 1,
+        )
 
     def _overbook(self, ticket: Ticket) -> None:
         """Set what the ticket holds on average; nothing changes while its endpoint has no history.
@@ -114,7 +130,8 @@ class Tickets:
         An answer that may be at most m tokens long varies by at most m^2 / 4.
         """
         request = ticket.request
-        residency = self.lengths.residency(request.model, request.endpoint)
+        sketch = ticket.line.model.lengths.get(request.endpoint)
+        residency = None if sketch is None else sketch.residency()
         if residency is None:
             return
         mean, variance = residency
@@ -122,42 +139,3 @@ class Tickets:
         held = ticket.prompt_tokens + min(most, math.ceil(mean * request.choices))
         ticket.held = Holding(held, min(variance * request.choices, most * most / 4))
         ticket.room_tokens = held
-
-
-def lease_of(ticket: Ticket, node: str, now_s: float) -> Lease:
-    """Return the lease of a request that starts on `node` now."""
-    lease = Lease(
-        ticket.ticket_id,
-        ticket.request,
-        ticket.account,
-        ticket.tier,
-        node,
-        ticket.size_class,
-        ticket.prompt_tokens,
-        ticket.output_tokens,
-        ticket.tokens,
-        now_s - ticket.arrived_at_s,
-        now_s,
-    )
-    lease.ticket = ticket
-    lease.held = ticket.held
-    if ticket.would_refuse:
-        lease.would_refuse = ticket.would_refuse
-    if ticket.is_ghost or not ticket.is_charged:
-        lease.is_ghost = ticket.is_ghost
-        lease.is_charged = ticket.is_charged
-    return lease
-
-
-def place_again(ticket: Ticket, ticket_id: int, now_s: float) -> Ticket:
-    """Return the ticket of a request that waits again from now on, at its old place in its flow."""
-    return replace(
-        ticket,
-        ticket_id=ticket_id,
-        arrived_at_s=now_s,
-        deadline_s=now_s + (ticket.deadline_s - ticket.arrived_at_s),
-        is_waiting=True,
-        is_parked=False,
-        passed_tokens=0,
-        requeues=ticket.requeues + 1,
-    )

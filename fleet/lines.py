@@ -1,0 +1,94 @@
+"""What requests for one model have in common, in all tiers and in one.
+
+A line is found once for each request and then kept on it: nodes, lengths, what waits. Tokens are counts.
+Prevents: the same dictionaries asked again at each step of a decision, and two answers to "what waits for
+this model".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from fleet.drain import DrainMeter
+from fleet.lengths import LengthSketch, OutputLengths
+from fleet.outcomes import TIERS, Tier
+
+if TYPE_CHECKING:
+    from fleet.budget import Pool
+    from fleet.fairflows import Lane
+
+
+class Model:
+    """One model at one gate, all tiers together."""
+
+    __slots__ = ("lengths", "lines", "meter", "name", "requests", "tokens")
+
+    def __init__(self, name: str, lengths: dict[str, LengthSketch]) -> None:
+        self.name = name
+        self.lengths = lengths  # by endpoint
+        self.meter = DrainMeter()
+        self.requests = 0  # that wait
+        self.tokens = 0
+        self.lines = {tier: Line(self, tier) for tier in TIERS}
+
+
+class Line:
+    """One model in one tier."""
+
+    __slots__ = ("lanes", "model", "pool", "requests", "tier", "tokens")
+
+    def __init__(self, model: Model, tier: Tier) -> None:
+        self.model = model
+        self.tier = tier
+        self.pool: Pool | None = None  # no node serves it
+        self.lanes: dict[str | None, Lane] = {}  # by size class
+        self.requests = 0  # that wait
+        self.tokens = 0
+
+    def count(self, tokens: int, sign: int) -> None:
+        """Count a waiting request in (+1) or out (-1)."""
+        if sign < 0:
+            tokens = -tokens
+        model, pool = self.model, self.pool
+        self.requests += sign
+        self.tokens += tokens
+        model.requests += sign
+        model.tokens += tokens
+        if pool is not None:
+            pool.waiting += sign
+
+
+class Lines:
+    """The lines of all models that nodes serve, or that something waits for."""
+
+    def __init__(self) -> None:
+        self._lengths = OutputLengths()
+        self._models: dict[str, Model] = {}
+
+    def __iter__(self) -> Iterator[Line]:
+        for model in self._models.values():
+            yield from model.lines.values()
+
+    def find(self, model: str, tier: Tier) -> Line:
+        """Return a line; one of a model that nobody serves is not remembered: anybody can make up names."""
+        found = self._models.get(model)
+        if found is None:
+            found = Model(model, {})
+        return found.lines[tier]
+
+    def apply(self, pools: Mapping[tuple[str, Tier], Pool]) -> None:
+        """Take in which nodes serve what. Models without nodes are kept while something waits for them."""
+        for name, _ in pools:
+            if name not in self._models:
+                self._models[name] = Model(name, self._lengths.of_model(name))
+        for pool in pools.values():
+            pool.waiting = 0
+        for line in self:
+            line.pool = pool = pools.get((line.model.name, line.tier))
+            if pool is not None:
+                pool.waiting += line.requests
+        served = {name for name, _ in pools}
+        self._models = {
+            name: model for name, model in self._models.items() if model.requests or name in served
+        }

@@ -1,0 +1,138 @@
+"""One tier's part of the queue: its lanes, its totals, and who has waited longest.
+
+Tokens are counts, times monotonic seconds. Prevents: a search through ten thousand waiting requests for the
+one whose time is up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+from fleet.fairflows import FairTags, Lane
+from fleet.offers import Ticket
+from fleet.outcomes import Tier
+
+
+class _ByAge:
+    """Requests in the order in which they joined; those that left are dropped when they come up."""
+
+    __slots__ = ("_latest_s", "tickets")
+
+    def __init__(self) -> None:
+        self.tickets: deque[Ticket] = deque()
+        self._latest_s = 0.0  # latest deadline among them
+
+    def add(self, ticket: Ticket) -> bool:
+        """Append a request. True: its deadline comes before that of one that came before it."""
+        is_early = bool(self.tickets) and ticket.deadline_s < self._latest_s
+        if not is_early:
+            self._latest_s = ticket.deadline_s
+        self.tickets.append(ticket)
+        return is_early
+
+    def oldest(self) -> Ticket | None:
+        """Return who joined first; None when nobody waits."""
+        tickets = self.tickets
+        while tickets and not tickets[0].is_waiting:
+            tickets.popleft()
+        return tickets[0] if tickets else None
+
+    def compact(self, requests: int) -> None:
+        """Bound the memory of those that left from the middle, where `requests` wait."""
+        if len(self.tickets) > 2 * requests + 64:
+            self.tickets = deque(one for one in self.tickets if one.is_waiting)
+
+    def expired(self, now_s: float) -> Iterator[Ticket]:
+        """Yield those whose deadline is reached, up to the first whose is not."""
+        self.oldest()
+        for ticket in self.tickets:
+            if ticket.deadline_s > now_s:
+                return
+            if ticket.is_waiting:
+                yield ticket
+
+
+class TierState:
+    """What waits in one tier."""
+
+    __slots__ = ("_by_age", "_returned", "lanes", "requests", "start", "tags", "tier", "tokens", "weight")
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.weight = 1
+        self.start = 0.0  # of its next request, in virtual time of the level of tiers
+        self.lanes: list[Lane] = []
+        self.tags = FairTags()  # of its tenants
+        self.requests = 0
+        self.tokens = 0
+        self._by_age = _ByAge()
+        self._returned = _ByAge()  # of them those that were started once: they stand before all others
+
+    def heads(self) -> list[tuple[float, int, Ticket, Lane]]:
+        """Return (start tag, number, request, lane) of each lane's next, the one whose turn it is first."""
+        found: list[tuple[float, int, Ticket, Lane]] = []
+        emptied = False
+        for lane in self.lanes:
+            head = lane.next or lane.head(self.tags)
+            if head is not None:
+                found.append(head)
+            elif lane.parked is None:
+                emptied = True
+        if emptied:
+            self._drop_empty_lanes()
+        if len(found) > 1:
+            found.sort()
+        return found
+
+    def charge_tenant(self, ticket: Ticket, in_turn: bool) -> None:
+        """Count tokens that start against their tenant; those of a parked request count on parking."""
+        self.tags.charge(ticket.holder.name, ticket.tokens, ticket.weight, in_turn)
+        for lane in self.lanes:
+            lane.next = None
+
+    def add(self, ticket: Ticket) -> bool:
+        """Count a request in. True: its deadline comes before that of one that came before it."""
+        self.requests += 1
+        self.tokens += ticket.tokens
+        return (self._returned if ticket.requeues else self._by_age).add(ticket)
+
+    def remove(self, tokens: int) -> None:
+        """Count a request out; it is marked as not waiting already."""
+        self.requests -= 1
+        self.tokens -= tokens
+        self._by_age.compact(self.requests)
+        if self._returned.tickets:
+            self._returned.compact(self.requests)
+
+    def first_due(self) -> Ticket | None:
+        """Return the one whose deadline comes first, but for those whose deadline is early."""
+        oldest, returned = self._by_age.oldest(), self._returned.oldest()
+        if oldest is None or (returned is not None and returned.deadline_s < oldest.deadline_s):
+            return returned
+        return oldest
+
+    def oldest_s(self) -> float | None:
+        """Return when the one that has waited longest joined; None when nothing waits."""
+        found = [one.arrived_at_s for one in (self._by_age.oldest(), self._returned.oldest()) if one]
+        return min(found, default=None)
+
+    def expired(self, now_s: float) -> Iterator[Ticket]:
+        """Yield those whose deadline is reached."""
+        return chain(self._by_age.expired(now_s), self._returned.expired(now_s))
+
+    def newest_first(self) -> Iterator[Ticket]:
+        """Yield what waits, what joined last first, what was started once last of all."""
+        by_age = self._by_age.tickets
+        while by_age and not by_age[-1].is_waiting:
+            by_age.pop()
+        every = chain(reversed(by_age), self._returned.tickets)
+        return (ticket for ticket in every if ticket.is_waiting)
+
+    def _drop_empty_lanes(self) -> None:
+        """Forget lanes in which nothing waits."""
+        for lane in self.lanes:
+            if not lane.flows and lane.parked is None:
+                del lane.line.lanes[lane.size_class]
+        self.lanes = [lane for lane in self.lanes if lane.flows or lane.parked is not None]
