@@ -14,13 +14,15 @@ from pathlib import Path
 import click
 
 from control.cli_estimate_gate import GateAsked, confirm_with_gate, whole_days
+from control.cli_estimate_goodput import fitted_model
 from control.cli_estimate_run import read_scenario_file
 from control.estimate_runs import USUAL_SLOTS
 from control.estimate_scenarios import Scenario
 from control.finite import FiniteRange
 from control.gate_crew import usual_processes
-from fleet.engine_profile import profile_named
+from fleet.engine_profile import EngineProfile, profile_named
 from fleet.errors import InvalidInput
+from fleet.goodput_simulation import profile_of
 from fleet.month_result import MonthResult, as_columns
 from fleet.replications import Spread, spread
 from fleet.simulate import EventRun, ServiceModel, run_events
@@ -51,6 +53,9 @@ _SHOWN = {
 @click.option("--gate", "with_gate", is_flag=True, help="Through the gateway's own gate as well.")
 @click.option("--kv-tokens", type=click.IntRange(1, 10**12), help="KV cache of a node; with --gate.")
 @click.option("--engine", help="Engines of this profile behind the gate; with --gate.")
+@click.option(
+    "--fit", type=click.Path(dir_okay=False, path_type=Path), help="The same, from JSON of `capacity fit`."
+)
 @click.option("--processes", type=click.IntRange(1, 64), help="One a core, at most 4; with --gate.")
 @click.option(
     "--days",
@@ -67,6 +72,7 @@ def confirm(
     with_gate: bool,
     kv_tokens: int | None,
     engine: str | None,
+    fit: Path | None,
     processes: int | None,
     days: float | None,
     as_json: bool,
@@ -75,8 +81,8 @@ def confirm(
 
     With --gate once, day by day on every core, also through the gate that admits in production.
     """
-    profile = None if engine is None else profile_named(engine)
     ready = read_scenario_file(scenario, days or 7)
+    profile = _profile(engine, fit, slots or USUAL_SLOTS, ready)
     service = ServiceModel(slots or (USUAL_SLOTS if profile is None else profile.max_num_seqs), cv2)
     if with_gate:
         cores = processes or usual_processes()
@@ -97,6 +103,16 @@ def confirm(
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
         click.echo(_as_text(ready, fluid, events, months))
+
+
+def _profile(engine: str | None, fit: Path | None, slots: int, scenario: Scenario) -> EngineProfile | None:
+    """Return the engine that serves behind the gate: a named one, or one as fitted; None: neither."""
+    if fit is None:
+        return None if engine is None else profile_named(engine)
+    if engine is not None:
+        raise InvalidInput("both an engine and a fit are given", field="--fit", hint="Give one of them")
+    node = scenario.node
+    return profile_of(fitted_model(fit, node.tokens_in, node.tokens_out), slots)
 
 
 def _replicate(scenario: Scenario, service: ServiceModel, seeds: range) -> list[MonthResult]:

@@ -157,6 +157,16 @@ def _model(asked: dict[str, Any]) -> EngineModel:
     return model
 
 
+def fitted_model(path: Path, prompt_tokens: float, output_tokens: float) -> EngineModel:
+    """Return the first engine with a curve in the JSON of `capacity fit`, at these mean lengths.
+
+    The slope as fitted holds the prompts of the mix it was fitted on. Raises InvalidInput.
+    """
+    asked: dict[str, Any] = dict.fromkeys(("engine", "alpha_ms", "m_ms", "m_past_ms", "knee"))
+    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return _model(asked | lengths | {"fit": path, "gamma_us": 22.0, "prompt_cv": 1.0, "output_cv": 0.8})
+
+
 def _fitted(path: Path, engine: str | None) -> dict[str, Any]:
     listed = json_value(read_input(path, MAX_BYTES)[0], path.name, MAX_BYTES)
     if not isinstance(listed, list):

@@ -72,11 +72,23 @@ def test_engines_tenants_and_other_seeds_are_told_apart(tmp_path: Path) -> None:
     assert "(80/10)" in shown
 
 
+def test_an_engine_as_fitted_serves_behind_the_gate(tmp_path: Path) -> None:
+    fit = tmp_path / "fit.json"
+    fit.write_text(json.dumps([{"engine": "node-1", "alpha": 0.014, "m": 0.0007}]))
+    found = json.loads(confirm(scenario(tmp_path), "--fit", str(fit), "--processes", "1", "--json"))
+    assert found["preemptions"] == 0
+    assert found["tiers"]["interactive"]["first_p50_s"] > 0
+    fit.write_text("[]")
+    with pytest.raises(FleetError, match="curve"):
+        confirm(scenario(tmp_path), "--fit", str(fit))
+
+
 def test_engines_serve_only_behind_the_gate(tmp_path: Path) -> None:
     path = str(scenario(tmp_path))
     for words, said in (
         (["--engine", "h100-70b-fp8"], "only behind the gate"),
         (["--gate", "--engine", "abacus"], "no engine profile"),
+        (["--gate", "--engine", "tiny", "--fit", "x.json"], "both"),
         (["--gate", "--days", "1", "--engine", "h100-70b-fp8", "--kv-tokens", "100"], "KV cache holds"),
     ):
         with pytest.raises(FleetError, match=said):
