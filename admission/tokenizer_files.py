@@ -1,20 +1,24 @@
 """Tokenizers of models from local files, `<folder>/<model>/tokenizer.json`, with the chat template beside.
 
 Counts what vLLM would count for the same body: a completion's text with special tokens, a chat as its
-template renders it, without. Needs the `tokenizers` extra. Prevents: a name that leads out of the folder,
-a file that takes the gateway down, and tokenising on the event loop (one thread does it, without the lock).
-Source: Hugging Face, "Chat templates"; vLLM, `entrypoints/chat_utils.py`.
+template renders it, without. Owns the process that does it (`tokenizer_worker`): started, watched, started
+again. Times are seconds. Needs the `tokenizers` extra. Prevents: a tokenizer that is stuck or gone holding
+up a request: what is not counted is estimated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
 import logging
 import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import orjson
 
@@ -22,15 +26,15 @@ from admission.calls import Call
 from fleet.errors import InvalidInput
 from fleet.messages import Assignment
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from admission.chat_template import ChatTemplate
-
 log = logging.getLogger(__name__)
 
-_FILE_BYTES = 128 << 20
+STUCK_S = 60.0  # a prompt takes milliseconds, a large file it waits behind takes seconds
+AGAIN_S = 5.0  # until a process that ended is started again
+_END_S = 2.0
 _TEMPLATE_KEYS = ("chat_template", "documents", "mm_processor_kwargs")  # change the prompt in other ways
+_CHAT_KEYS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt",
+              "continue_final_message")  # fmt: skip
+_KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # no secrets of ours
 
 
 class TokenizerFiles:
@@ -40,92 +44,141 @@ class TokenizerFiles:
 
     def __init__(self, folder: Path) -> None:
         """Raises InvalidInput when the folder or the library is not there."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread, not one a core
-        try:
-            import tokenizers
-        except ImportError as exc:
+        if importlib.util.find_spec("tokenizers") is None:
             raise InvalidInput(
                 "the tokenizers library is not installed",
                 field="--tokenizers-dir",
                 hint="pip install 'rhodeck[tokenizers]', or leave the flag out: prompts are estimated then",
-            ) from exc
+            )
         if not folder.is_dir():
             raise InvalidInput(f"{folder} is not a folder", field="--tokenizers-dir",
                                hint="It holds <model>/tokenizer.json for each model")  # fmt: skip
-        self._load = tokenizers.Tokenizer.from_str
         self._folder = folder.resolve()
-        self._loaded: dict[str, tuple[Tokenizer, ChatTemplate | None]] = {}
-        self._asked = set[str]()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._models: list[str] = []
+        self._ready: dict[str, bool] = {}  # model: whether it has a chat template
+        self._asked: dict[int, asyncio.Future[int | None]] = {}
+        self._numbers = count()
+        self._process: Process | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def follow(self, assignment: Assignment) -> None:
-        """Read the files of models that are new, in the thread."""
-        models = {model for node in assignment.nodes for model in node.models}
-        for gone in self._loaded.keys() - models:
-            del self._loaded[gone]
-        self._asked &= models
-        for model in sorted(models - self._asked):
-            self._asked.add(model)
-            self._thread.submit(self._read, model)
+        """Have the files of the assignment's models read."""
+        self._models = sorted({model for node in assignment.nodes for model in node.models})
+        self._ready = {model: found for model, found in self._ready.items() if model in self._models}
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="tokenizer")
+        self._say({"follow": self._models})
 
     def is_for(self, call: Call) -> bool:
         """Say whether the model has a tokenizer here and the body is one it can count."""
-        found = self._loaded.get(call.model)
-        if found is None or call.prompt.exact_tokens:
+        has_template = self._ready.get(call.model)
+        if has_template is None or call.prompt.exact_tokens:
             return False
         if call.endpoint in ("completions", "embeddings"):
             return "messages" not in call.document
-        if call.endpoint != "chat" or found[1] is None:
+        if call.endpoint != "chat" or not has_template:
             return False
         has_others = any(call.document.get(key) for key in _TEMPLATE_KEYS)
         return not has_others and _is_text(call.document)
 
     async def count(self, call: Call) -> int | None:
-        """Return the prompt's tokens, counted in the thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._count, call)
+        """Return the prompt's tokens; None when the process is away or cannot count them."""
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            if not self._say({"id": number, "model": call.model, **_question(call)}):
+                return None
+            async with asyncio.timeout(STUCK_S):
+                return await answer
+        except TimeoutError:
+            log.error("the tokenizer is stuck and starts again", extra={"model": call.model})
+            self._kill()
+            return None
+        finally:
+            self._asked.pop(number, None)
 
     async def close(self) -> None:
-        """End the thread once it has counted what it counts."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the process."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    def _count(self, call: Call) -> int | None:
-        found = self._loaded.get(call.model)
-        if found is None:
-            return None
-        tokenizer, template = found
-        if call.endpoint == "chat":
-            text = None if template is None else template.render(call.document)
-            return None if text is None else _size(tokenizer, [text], has_special=False)
-        given = call.document["input" if call.endpoint == "embeddings" else "prompt"]
-        texts = [given] if isinstance(given, str) else cast("list[str]", given)
-        has_special = call.document.get("add_special_tokens") is not False
-        return _size(tokenizer, texts, has_special=has_special)
+    # -- the process --------------------------------------------------------------------------------
 
-    def _read(self, model: str) -> None:
-        """Read a model's files. What cannot be read is logged, and the model's prompts are estimated."""
-        folder = (self._folder / model).resolve()
-        if not folder.is_relative_to(self._folder) or folder == self._folder:
-            log.warning("a model's name leads out of the tokenizers' folder", extra={"model": model})
-            return
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            log.info("no tokenizer for this model; its prompts are estimated", extra={"model": model})
-            return
+    async def _run(self) -> None:
+        """Keep a process running until cancelled."""
+        while True:
+            try:
+                await self._once()
+            except OSError as exc:
+                log.error("the tokenizer cannot be started", extra={"reason": exc.strerror})
+            log.warning("the tokenizer ended: prompts are estimated", extra={"again_s": AGAIN_S})
+            await asyncio.sleep(AGAIN_S)
+
+    async def _once(self) -> None:
+        environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+        command = (sys.executable, "-m", "admission.tokenizer_worker", str(self._folder))
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True
+        )
+        self._process = process
         try:
-            if path.stat().st_size > _FILE_BYTES:
-                raise ValueError(f"larger than {_FILE_BYTES} bytes")
-            tokenizer = self._load(path.read_text(encoding="utf-8"))
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            self._loaded[model] = (tokenizer, _template(folder))
-            log.info("tokenizer read", extra={"model": model})
-        except Exception as exc:  # the library raises nothing narrower for a file it cannot use
-            log.error("tokenizer cannot be read", extra={"model": model, "reason": str(exc)[:200]})
+            self._say({"follow": self._models})
+            while process.stdout is not None and (line := await process.stdout.readline()):
+                self._take_in(orjson.loads(line))
+        finally:
+            self._process, self._ready = None, {}
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_result(None)
+            await _end(process)
+
+    def _say(self, document: dict[str, Any]) -> bool:
+        """Send a line; False when there is nobody to send it to."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return False
+        process.stdin.write(orjson.dumps(document) + b"\n")
+        return True
+
+    def _take_in(self, told: dict[str, Any]) -> None:
+        if "id" in told:
+            answer = self._asked.get(told["id"])
+            if answer is not None and not answer.done():
+                answer.set_result(told["count"])
+        elif "fault" in told:
+            log.error("tokenizer cannot be read", extra={"model": told["model"], "reason": told["fault"]})
+        elif told["model"] in self._models:
+            self._ready[told["model"]] = told["has_template"]
+            log.info("tokenizer read", extra={"model": told["model"]})
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
 
-def _size(tokenizer: Tokenizer, texts: list[str], *, has_special: bool) -> int:
-    encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=has_special)
-    return sum(len(one.ids) for one in encoded)
+async def _end(process: Process) -> None:
+    """Close a process's input; kill it when that does not end it."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _question(call: Call) -> dict[str, Any]:
+    """Return what the process has to know of a call."""
+    if call.endpoint == "chat":
+        return {"chat": {key: call.document[key] for key in _CHAT_KEYS if key in call.document}}
+    given: object = call.document["input" if call.endpoint == "embeddings" else "prompt"]
+    texts = [given] if isinstance(given, str) else given
+    return {"texts": texts, "special": call.document.get("add_special_tokens") is not False}
 
 
 def _is_text(document: Mapping[str, Any]) -> bool:
@@ -137,20 +190,3 @@ def _is_text(document: Mapping[str, Any]) -> bool:
                 if not isinstance(part, dict) or cast("dict[str, Any]", part).get("type") != "text":
                     return False
     return True
-
-
-def _template(folder: Path) -> ChatTemplate | None:
-    """Return the model's chat template; None when there is none or it needs what is not installed."""
-    try:
-        from admission.chat_template import ChatTemplate
-    except ImportError:
-        log.info("jinja2 is not installed: chats are estimated", extra={"folder": folder.name})
-        return None
-    config: dict[str, Any] = {}
-    if (path := folder / "tokenizer_config.json").is_file():
-        read: object = orjson.loads(path.read_bytes())
-        config = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
-    source: object = config.get("chat_template")
-    if (path := folder / "chat_template.jinja").is_file():
-        source = path.read_text(encoding="utf-8")
-    return ChatTemplate(source, config) if isinstance(source, str) else None

@@ -58,7 +58,16 @@ def test_a_prompt_is_booked_as_its_tokenizer_counts_it(tmp_path: Path, engine: F
         [(model, fit)] = gateway.status()["prompts"].items()
         assert model == MODEL
         assert fit["bytes_per_token"] > 4
-        assert {record["prompt_tokens"] for record in gateway.usage()} == {PROMPT_TOKENS}
+        known = {record["prompt_tokens"] for record in gateway.usage()}
+        [worker] = children(gateway.process.pid)
+        gateway.kill()
+        eventually(lambda: not Path(f"/proc/{worker}").exists())  # nobody is left to count for
+    assert known == {PROMPT_TOKENS}
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes a process started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_an_engine_counts_where_that_is_set_and_a_late_one_delays_nobody(

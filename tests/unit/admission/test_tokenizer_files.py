@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from admission import tokenizer_files
 from admission.calls import Call, parse_call
 from admission.chat_template import ChatTemplate
 from admission.prompt_counts import MAX_BYTES, MAX_PENDING, PromptCounts
@@ -64,12 +65,20 @@ def call(endpoint: str, **body: Any) -> Call:
     return parse_call(endpoint, json.dumps({"model": "org/m", **body}).encode())
 
 
+async def settled(files: TokenizerFiles, *models: str) -> None:
+    """Follow the models, and wait until what there is to read is read: lines are answered in order."""
+    files.follow(serving(*models))
+    async with asyncio.timeout(60):
+        while files._process is None:
+            await asyncio.sleep(0.01)
+    await files.count(call("completions", prompt="a"))
+
+
 def counts_of(folder: Path, calls: list[Call], *, models: tuple[str, ...] = ("org/m",)) -> list[int | None]:
     async def run() -> list[int | None]:
         files = TokenizerFiles(folder)
         counts = PromptCounts(files, budget_s=60.0)
-        files.follow(serving(*models))
-        files._thread.submit(lambda: None).result()  # what was to be read is read
+        await settled(files, *models)
         try:
             return [await counts.tokens(one) for one in calls]
         finally:
@@ -209,13 +218,42 @@ def test_a_queue_never_forms_and_nothing_is_left_running() -> None:
     asyncio.run(run())
 
 
+def test_a_tokenizer_that_dies_is_missed_by_nobody_and_comes_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_files, "AGAIN_S", 0.05)
+    monkeypatch.setenv("RHODECK_GATEWAY_ADMIN_TOKEN", "canary-of-the-gateway")
+
+    async def run() -> None:
+        files = TokenizerFiles(folder)
+        one = call("completions", prompt=TEXT)
+        await settled(files, "org/m")
+        assert files.is_for(one)
+        first = files._process
+        assert first is not None
+        environment = Path(f"/proc/{first.pid}/environ").read_bytes()
+        assert b"canary-of-the-gateway" not in environment
+        before = await files.count(one)
+        first.kill()
+        async with asyncio.timeout(60):
+            while files._process is first:
+                await asyncio.sleep(0)
+            assert await files.count(one) is None  # away: the estimate holds
+            while not files.is_for(one):
+                await asyncio.sleep(0.01)
+        assert await files.count(one) == before is not None
+        await files.close()
+        assert files._process is None
+
+    asyncio.run(run())
+
+
 def test_tokenising_leaves_the_loop_to_others(folder: Path) -> None:
-    """The thread counts without the interpreter's lock: the loop turns while a long text is counted."""
+    """The loop turns while a long text is counted."""
 
     async def run() -> tuple[int | None, int]:
         files = TokenizerFiles(folder)
-        files.follow(serving("org/m"))
-        files._thread.submit(lambda: None).result()
+        await settled(files, "org/m")
         counts = PromptCounts(files, budget_s=60.0)
         turns = 0
 
