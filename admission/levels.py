@@ -1,8 +1,10 @@
 """The levels of tenants' rate buckets on disk, so that a restart hands out no burst anew.
 
-Owns `levels.json` of the state folder: tokens left in each bucket that is not full, and the wall-clock
-second they were read at. Written every second that something changed, and at the end. A killed gateway
-forgets at most what was spent in its last second. Prevents: capacity minted by restarting a gateway.
+Owns `levels.json` of the state folder: tokens left in each bucket that is not full, and when they were
+read. Written every second that something changed, and at the end. A killed gateway forgets at most what was
+spent in its last second. What flowed back meanwhile is counted on the machine's monotonic clock, which goes
+on from process to process; only after a reboot by wall time. Prevents: capacity minted by restarting a
+gateway, or by a wall clock that jumped while it was away.
 """
 
 from __future__ import annotations
@@ -34,6 +36,16 @@ class Levels(BaseModel):
 
     at_s: Instant
     tokens: dict[str, int] = Field(max_length=100_000)
+    boot: str | None = None  # the machine's life; None: not known
+    monotonic_s: float | None = None  # on the clock of that life
+
+
+def machine_boot() -> str | None:
+    """Return the name of the machine's life since it was switched on; None where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
 
 
 @dataclass(slots=True)
@@ -43,6 +55,7 @@ class LevelKeeper:
     folder: Path
     accounts: Accounts
     clock: Clock
+    boot: str | None = field(default_factory=machine_boot)
     _is_restored: bool = False
     _saved: Mapping[str, int] | None = None
     _writing: threading.Lock = field(default_factory=threading.Lock)  # the last save may meet a running one
@@ -63,8 +76,12 @@ class LevelKeeper:
             log.error("bucket levels cannot be read; all start empty", extra={"reason": type(exc).__name__})
             self.accounts.resume(None, 0.0)
             return
-        elapsed_s = max(0.0, self.clock.now().timestamp() - found.at_s)
-        self.accounts.resume(found.tokens, elapsed_s)
+        self.accounts.resume(found.tokens, self._elapsed_s(found))
+
+    def _elapsed_s(self, found: Levels) -> float:
+        if found.boot is not None and found.boot == self.boot and found.monotonic_s is not None:
+            return max(0.0, self.clock.monotonic_s() - found.monotonic_s)
+        return max(0.0, self.clock.now().timestamp() - found.at_s)
 
     async def run(self) -> None:
         """Save what changed, every second, until cancelled."""
@@ -72,15 +89,22 @@ class LevelKeeper:
             await asyncio.sleep(SAVE_EVERY_S)
             levels = self.accounts.levels(self.clock.monotonic_s())
             if self._is_restored and levels != self._saved:
-                await asyncio.to_thread(self._write, levels, self.clock.now().timestamp())
+                await asyncio.to_thread(self._write, levels, *self._when())
 
     def save(self) -> None:
         """Save now: the last act of a gateway that stops."""
         if self._is_restored:
-            self._write(self.accounts.levels(self.clock.monotonic_s()), self.clock.now().timestamp())
+            self._write(self.accounts.levels(self.clock.monotonic_s()), *self._when())
 
-    def _write(self, levels: Mapping[str, int], at_s: float) -> None:
-        content = Levels.model_construct(at_s=at_s, tokens=dict(levels)).model_dump_json().encode()
+    def _when(self) -> tuple[float, float]:
+        """Return wall time and the monotonic clock."""
+        return self.clock.now().timestamp(), self.clock.monotonic_s()
+
+    def _write(self, levels: Mapping[str, int], at_s: float, monotonic_s: float) -> None:
+        made = Levels.model_construct(
+            at_s=at_s, tokens=dict(levels), boot=self.boot, monotonic_s=monotonic_s
+        )
+        content = made.model_dump_json().encode()
         with self._writing:
             try:
                 write_whole(self.folder / FILE_NAME, content)
