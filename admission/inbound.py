@@ -183,8 +183,17 @@ class Inbound:
         """Send a part of the answer; waits while the client does not read."""
         if not self._way.is_writable:
             await self._way.drained()
+        self.write_on(data)
+
+    async def drained(self) -> None:
+        """Return once the client reads what was written, or is gone."""
+        await self._way.drained()
+
+    def write_on(self, data: bytes) -> bool:
+        """Send a part of the answer; False: the client does not read, wait until it `drained`."""
         if data and not self.has_left and not self._is_headless:
             self._way.send(b"%x\r\n%s\r\n" % (len(data), data) if self._is_chunked else data)
+        return self._way.is_writable
 
     def end(self, data: bytes = b"") -> None:
         """Send the last part of the answer."""

@@ -218,16 +218,23 @@ class Proxy:
     async def _relay_stream(self, passage: Passage, request: Inbound, exchange: Exchange) -> None:
         reader = reader_of(passage.call)
         failure: NodeFailed | None = None
+
+        def relay(chunk: bytes) -> bool:
+            if request.has_left:
+                return False  # the task hears of it next
+            if passage.ttft_s is None:
+                self._link.begins(passage)
+                self._start_stream(passage, request)
+            passed = reader.feed(chunk)
+            passage.events, passage.usage = reader.events, reader.usage
+            self._link.extend(passage)
+            if reader.is_done:
+                request.disarm()  # all is said: who leaves now had the answer
+            return request.write_on(passed)
+
         try:
-            while chunk := await exchange.read():
-                if passage.ttft_s is None:
-                    self._link.begins(passage)
-                    self._start_stream(passage, request)
-                passed = reader.feed(chunk)
-                passage.events, passage.usage = reader.events, reader.usage
-                self._link.extend(passage)
-                if passed:
-                    await request.write(passed)
+            while not await exchange.pipe(relay):
+                await request.drained()
         except NodeFailed as exc:
             if passage.ttft_s is None:
                 raise

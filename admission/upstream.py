@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -86,6 +86,13 @@ class Exchange:
         Raises NodeFailed when it breaks off, falls silent or takes too long.
         """
         return self._wire.read(self._idle_timeout_s)
+
+    def pipe(self, sink: Callable[[bytes], bool]) -> Awaitable[bool]:
+        """Hand the body to `sink` as it comes. Return True at its end, False once `sink` returned False.
+
+        Raises NodeFailed as `read` does.
+        """
+        return self._wire.pipe(sink, self._idle_timeout_s)
 
     async def body(self, limit_bytes: int) -> bytes:
         """Return the whole body. Raises NodeFailed as `read` does, or when it is over `limit_bytes`."""
