@@ -87,7 +87,7 @@ class ForgetsGhosts(Gate):
     def offer(self, request: Request, now_s: float) -> Decision:
         decision = super().offer(request, now_s)
         if isinstance(decision, Dispatch):
-            decision.lease.is_ghost = False
+            decision.lease.ticket.is_ghost = False
         return decision
 
 
