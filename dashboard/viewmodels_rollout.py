@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from control.gateway_groups import grouped, process_words
 from control.queries_policy import GatewayState, Rollout, RolloutState
 from dashboard import words
 from dashboard.actions import Verb
@@ -119,6 +120,12 @@ def _bake_look(rollout: Rollout) -> tuple[str, Tone, str]:
 def reason(rollout: Rollout | None) -> str | None:
     """Return why the rollout stands where it does, if it said so."""
     return None if rollout is None or not rollout.reason else words.plain(rollout.reason)
+
+
+def group_words(gateways: Sequence[GatewayState]) -> str | None:
+    """Return how gateways of several processes stand, in one line; None where there are none."""
+    said = [f"{group}: {process_words(kept)}" for group, kept in grouped(gateways) if group is not None]
+    return words.plain(". ".join(said) + ".") if said else None
 
 
 def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:

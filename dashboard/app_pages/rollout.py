@@ -27,6 +27,8 @@ def live() -> None:
     if not now.gateways:
         st.markdown("No gateway is registered. Add one: `rhodeck gateways add NAME URL`.")
         return
+    if (together := vm.group_words(now.gateways)) is not None:
+        st.markdown(together)
     components.table(vm.gateway_rows(now.gateways), tables.GATEWAYS, key="gateways")
     st.caption(
         "Each pair is what the gateway said it runs / what it should run. Queued: interactive / batch / "

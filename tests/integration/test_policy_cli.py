@@ -165,3 +165,29 @@ def test_gateways_are_added_listed_and_removed(run: Run) -> None:
         run("gateways", "add", "gw-2", "http://127.0.0.1:8400").exit_code == 0
     )  # the address is free again
     assert run("gateways", "add", "gw-1", "http://127.0.0.1:8402").exit_code == 0  # and so is the name
+
+
+def test_the_processes_of_one_gateway_are_registered_by_one_command_and_shown_as_a_group(run: Run) -> None:
+    assert run("gateways", "add", "gw-0", "http://127.0.0.1:8300").exit_code == 0
+    added = run("gateways", "add", "gw-1", "http://10.0.0.9:8409", "--processes", "3")
+    assert added.output.splitlines() == [
+        "gateway gw-1-1 added at http://10.0.0.9:8409",
+        "gateway gw-1-2 added at http://10.0.0.9:8410",
+        "gateway gw-1-3 added at http://10.0.0.9:8411",
+    ]
+    listed = run("gateways", "list").output.splitlines()
+    assert [line.split()[0] for line in listed] == ["gw-0", "gw-1", "gw-1-1", "gw-1-2", "gw-1-3"]
+    assert listed[1] == "gw-1  3 processes, all unknown"
+    # One that is in the way: none is added.
+    assert run("gateways", "add", "gw-2", "http://10.0.0.9:8407", "--processes", "3").exit_code != 0
+    assert "gw-2" not in run("gateways", "list").output
+    for wrong in (("http://10.0.0.9", "2"), ("http://10.0.0.9:65535", "2"), ("http://10.0.0.9:1", "65")):
+        assert run("gateways", "add", "gw-3", wrong[0], "--processes", wrong[1]).exit_code != 0
+    # One process, and then the whole group.
+    assert run("gateways", "remove", "gw-1-2").exit_code == 0
+    gone = run("gateways", "remove", "gw-1").output
+    assert ("gw-1-1" in gone, "gw-1-2" in gone, "gw-1-3" in gone) == (True, False, True)
+    assert [line.split()[0] for line in run("gateways", "list").output.splitlines()] == ["gw-0"]
+    # Alone under a name that was a process's: of no group any more.
+    assert run("gateways", "add", "gw-1-1", "http://10.0.0.9:8409").exit_code == 0
+    assert [line.split()[0] for line in run("gateways", "list").output.splitlines()] == ["gw-0", "gw-1-1"]
