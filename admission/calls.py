@@ -27,6 +27,7 @@ IMAGE_TOKENS = 1_024  # booked for an image, whose bytes say nothing about its t
 MAX_CHOICES = 128
 _ONE_ANSWER = ("embeddings", "responses")
 _PREFIX_CHARACTERS = 2_048
+_LEVELS = 240  # of nesting that every body may have
 _FRAME_KEYS = frozenset({"role", "content"})  # of a message; all else it says is prompt too (tool calls)
 _TEXT_PARTS = ("text", "refusal", "thinking")
 _PROMPT_KEYS = frozenset(
@@ -124,6 +125,8 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
     if not isinstance(document, dict):
         raise InvalidInput("the body is not a JSON object", hint="Send a JSON object")
     body = cast("dict[str, Any]", document)
+    if raw.count(b"[") + raw.count(b"{") > _LEVELS:
+        _check_nesting(body)
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidInput("model is missing", field="model", hint="GET /v1/models lists them")
@@ -147,6 +150,16 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
         raw=raw,
         document=body,
     )
+
+
+def _check_nesting(body: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for a body that is read and cannot be written again (orjson writes 254 levels)."""
+    try:
+        orjson.dumps([[[[body]]]])  # we put parts of it into others, a few levels down
+    except orjson.JSONEncodeError as exc:
+        raise InvalidInput(
+            f"the body is nested more than about {_LEVELS} levels deep", hint="Send flatter values"
+        ) from exc
 
 
 def _prompt(body: Mapping[str, Any], endpoint: str) -> Prompt:

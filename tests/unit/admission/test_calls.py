@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from admission.calls import IMAGE_TOKENS, parse_call
 from admission.estimate import PRIOR_BYTES_PER_TOKEN, PromptEstimator
@@ -173,3 +175,50 @@ def test_a_call_that_cannot_be_counted_is_refused_by_name(
 def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput):
         parse_call("chat", body)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "embeddings", "responses"])
+@pytest.mark.parametrize("key", ["tools", "x", "stream_options", "vllm_xargs"])
+def test_a_body_nested_deeper_than_it_can_be_written_is_refused(endpoint: str, key: str) -> None:
+    inner = b'{"a":' * 400 + b"1" + b"}" * 400
+    body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"prompt":"a","input":"a","%s":%s}'
+    with pytest.raises(InvalidInput, match="nested"):
+        parse_call(endpoint, body % (key.encode(), inner))
+    flat = b"[" + b",".join([b"{}"] * 2_000) + b"]"  # many, not deep
+    value = b"{}" if key == "stream_options" else flat
+    assert parse_call(endpoint, body % (key.encode(), value)).body(3)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "output", "a"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+KEYS = ["messages", "prompt", "input", "instructions", "tools", "n", "best_of", "max_tokens", "stream",
+        "stream_options", "max_output_tokens", "background", "text", "priority", "request_id",
+        "vllm_xargs", "kv_transfer_params", "chat_template_kwargs"]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    endpoint=st.sampled_from(["chat", "completions", "embeddings", "responses"]),
+    body=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, max_size=5),
+    base=st.sampled_from([{}, {"messages": [{"role": "user"}]}, {"prompt": "a", "input": "a"}]),
+)
+def test_whatever_a_client_sends_is_counted_or_refused_and_what_is_counted_can_be_sent(
+    endpoint: str, body: dict[str, Any], base: dict[str, Any]
+) -> None:
+    try:
+        call = parse_call(endpoint, json.dumps({"model": "m"} | body | base).encode())
+    except InvalidInput:
+        return
+    assert PromptEstimator().tokens("m", call.prompt) >= 0
+    for priority in (None, 5):
+        sent = json.loads(call.body(priority))
+        assert sent.get("priority") == priority
+        assert "request_id" not in sent
