@@ -479,6 +479,7 @@ class PushWorld:
     # -- the wire -----------------------------------------------------------------------------------
 
     async def status(self, sender: str, name: str) -> GatewayStatus:
+        self.seen.add(h.Called(self.clock.monotonic_s(), sender))
         await self._maybe_sleep(sender)
         gateway = self.gateways[name]
         if gateway.is_deaf or self._is_lost():
@@ -488,6 +489,7 @@ class PushWorld:
         return gateway.status()
 
     async def push(self, sender: str, name: str, body: bytes) -> GatewayStatus:
+        self.seen.add(h.Called(self.clock.monotonic_s(), sender))
         await self._maybe_sleep(sender)
         gateway = self.gateways[name]
         fate = self.losing.random() if self.losing else 1.0
