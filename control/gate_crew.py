@@ -51,8 +51,17 @@ class _Member:
         self.done = 0  # requests of that day
 
     def begin(self, task: DayTask) -> None:
-        self.pipe.send(task)
         self.day, self.done = task.day, 0
+        try:
+            self.pipe.send(task)
+        except ConnectionError as exc:
+            raise self.ended() from exc
+
+    def ended(self) -> Unavailable:
+        return Unavailable(
+            f"the process of day {(self.day or 0) + 1} ended",
+            hint="Perhaps for want of memory: simulate on fewer cores",
+        )
 
 
 class Crew:
@@ -128,10 +137,7 @@ class Crew:
         try:
             said: int | DayOutcome | FleetError = member.pipe.recv()
         except (EOFError, ConnectionError) as exc:
-            raise Unavailable(
-                f"the process of day {(member.day or 0) + 1} ended",
-                hint="Perhaps for want of memory: simulate on fewer cores",
-            ) from exc
+            raise member.ended() from exc
         if isinstance(said, FleetError):
             raise said
         if isinstance(said, int):
@@ -159,11 +165,13 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(max(0, NICENESS - os.nice(0)))
-    gc.disable()  # nothing of a day is part of a cycle, and looking for some takes a tenth of the time
+    gc.disable()  # requests are part of no cycle, and looking for some takes a tenth of the time
     try:
         while True:
             task: DayTask = pipe.recv()
             pipe.send(_done(task, pipe.send))
+            del task
+            gc.collect()  # the day's gate
     except (EOFError, ConnectionError):
         return
 
