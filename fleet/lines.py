@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fleet.drain import DrainMeter
 from fleet.lengths import LengthSketch, OutputLengths
 from fleet.outcomes import TIERS, Tier
+from fleet.pool_names import model_of
 
 if TYPE_CHECKING:
     from fleet.budget import Pool
@@ -79,16 +80,16 @@ class Lines:
 
     def apply(self, pools: Mapping[tuple[str, Tier], Pool]) -> None:
         """Take in which nodes serve what. Models without nodes are kept while something waits for them."""
-        for name, _ in pools:
-            if name not in self._models:
-                self._models[name] = Model(name, self._lengths.of_model(name))
+        served = {name for name, _ in pools}
+        served |= {model_of(name) for name in served}  # also where all its nodes serve a part only
+        for name in sorted(served - self._models.keys()):
+            self._models[name] = Model(name, self._lengths.of_model(model_of(name)))
         for pool in pools.values():
             pool.waiting = 0
         for line in self:
             line.pool = pool = pools.get((line.model.name, line.tier))
             if pool is not None:
                 pool.waiting += line.requests
-        served = {name for name, _ in pools}
         self._models = {
             name: model for name, model in self._models.items() if model.requests or name in served
         }

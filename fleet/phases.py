@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from fleet.budget import NodeBudget
 from fleet.offers import Refused
 from fleet.outcomes import Outcome, Tier
-from fleet.placement import Placement, prefill_of
+from fleet.placement import Placement
+from fleet.pool_names import prefill_of
 from fleet.refusals import Refusals
 
 

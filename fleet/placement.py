@@ -18,6 +18,7 @@ from fleet.offers import NodeState, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.overbooking import Overbooking, deviations
 from fleet.policy import Admission, Routing, SizeClass
+from fleet.pool_names import classes_by_pool, pool_names
 
 #: A prefix's home is passed over when it holds more than this times the mean load of the candidates.
 HOME_LOAD_CAP = 1.25
@@ -59,16 +60,6 @@ def size_class_of(tokens: int, classes: tuple[SizeClass, ...]) -> SizeClass | No
     return min(covering, key=lambda one: one.max_tokens) if covering else None
 
 
-def pool_names(target: NodeTarget) -> tuple[str, ...]:
-    """Return what a node serves: its models, or of each the prefill phase alone."""
-    return tuple(map(prefill_of, target.models)) if target.role == "prefill" else target.models
-
-
-def prefill_of(model: str) -> str:
-    """Return the name under which the prefill phase of a model is placed. No model has such a name."""
-    return f"{model}\nprefill"
-
-
 def affinity(prefix_hash: int, seed: int) -> int:
     """Return the rendezvous weight (64 bits) of a node for a prefix; the largest is its home.
 
@@ -103,7 +94,7 @@ class Placement:
 
     @property
     def pools(self) -> Mapping[tuple[str, Tier], Pool]:
-        """Return the nodes of each (model, tier) that has any."""
+        """Return the nodes of each (name, tier) that has any; names as in `fleet.pool_names`."""
         return self._pools
 
     def apply(self, assignment: Assignment) -> None:
@@ -128,14 +119,15 @@ class Placement:
             self.forget_if_empty(book)
 
     def _made_pools(self, assignment: Assignment) -> dict[tuple[str, Tier], Pool]:
-        """Return the pool of each (model, tier); those with the same nodes in the same order are one."""
+        """Return the pool of each (name, tier); those with the same nodes in the same order are one."""
         ranked: dict[tuple[str, Tier], list[tuple[int, str]]] = {}
+        bound = classes_by_pool(assignment.policy.admission.size_classes)
         for target in assignment.nodes:
             ranks = [(tier, price_rank(target, tier, self._routing)) for tier in TIERS]
-            for model in pool_names(target):
+            for name in pool_names(target, bound):
                 for tier, rank in ranks:
                     if rank is not None:
-                        ranked.setdefault((model, tier), []).append((rank, target.name))
+                        ranked.setdefault((name, tier), []).append((rank, target.name))
         # Equal nodes are tried from another start by each gateway, or all would open on the same one.
         turn = hash_of(assignment.gateway)
         made: dict[tuple[tuple[int, str], ...], Pool] = {}
@@ -335,7 +327,7 @@ class Placement:
         request, ratio = ticket.request, self._ratio(ticket)
         books = [
             book
-            for book in self._pools.get((request.model, ticket.tier), ())
+            for book in ticket.line.pool or ()
             if book.is_open(now_s) and ticket.tokens <= book.largest(ratio)
         ]
         books = [book for book in books if book.name not in request.avoid] or books

@@ -111,6 +111,8 @@ class SizeClass(_Part):
     """Upper bound of estimated prompt + output tokens for this class."""
     kv_share_ratio: Ratio
     """Largest part of each node's KV budget this class may hold."""
+    pool: Name | None = None
+    """Its requests run on this pool's nodes only, where no others run; None: on all other nodes."""
 
 
 class Admission(_Part):

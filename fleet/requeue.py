@@ -95,7 +95,7 @@ class Recalls:
             return None
         chosen: tuple[NodeBudget, Sequence[Lease]] | None = None
         kept_for = self._backlog.kept_from(ticket)
-        for book in self._placement.pool(ticket.request.model, ticket.tier) or ():
+        for book in ticket.line.pool or ():
             if book.name not in self.by_node or not self._may_use(ticket, book, kept_for, now_s):
                 continue
             most = MAX_TAKEN_BACK if chosen is None else len(chosen[1]) - 1

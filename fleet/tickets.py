@@ -17,6 +17,7 @@ from fleet.offers import Holding, Lease, Request, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.placement import size_class_of
 from fleet.policy import Admission, Policy
+from fleet.pool_names import class_of
 
 #: What booked output comes from, in words.
 HISTORY = "the endpoint's history"
@@ -86,6 +87,8 @@ class Tickets:
         prompt_tokens = request.prompt_tokens
         tokens = prompt_tokens + output_tokens
         size_class = size_class_of(tokens, self._classes) if self._classes else None
+        if size_class is not None and size_class.pool is not None:
+            line = self._lines.find(class_of(request.model, size_class.name), tier)
         self._next_id += 1
         ticket = Ticket(
             self._next_id,
@@ -115,7 +118,7 @@ class Tickets:
         return replace(
             ticket,
             ticket_id=self._next_id,
-            line=self._lines.find(ticket.request.model, ticket.tier),
+            line=self._lines.find(ticket.line.model.name, ticket.tier),
             arrived_at_s=now_s,
             deadline_s=now_s + (ticket.deadline_s - ticket.arrived_at_s),
             is_waiting=True,
