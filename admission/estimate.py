@@ -21,6 +21,7 @@ class PromptEstimator:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}  # model: bytes, tokens; decayed
+        self._ratios: dict[str, float] = {}  # as they follow from that
         self._pace: dict[
             str, tuple[float, float]
         ] = {}  # model: seconds in the engine, output tokens; decayed
@@ -30,9 +31,7 @@ class PromptEstimator:
 
     def bytes_per_token(self, model: str) -> float:
         """Return the current ratio, > 0."""
-        seen_bytes, seen_tokens = self._seen.get(model, (0.0, 0.0))
-        ratio = (PRIOR_BYTES_PER_TOKEN * _PRIOR_TOKENS + seen_bytes) / (_PRIOR_TOKENS + seen_tokens)
-        return min(max(ratio, 0.25), 64.0)
+        return self._ratios.get(model, PRIOR_BYTES_PER_TOKEN)
 
     def tokens(self, model: str, prompt: Prompt) -> int:
         """Return the estimate, rounded up."""
@@ -50,7 +49,11 @@ class PromptEstimator:
         missed = missed * _KEPT + abs(self.tokens(model, prompt) - prompt_tokens)
         self._missed[model] = (missed, counted * _KEPT + prompt_tokens)
         seen_bytes, seen_tokens = self._seen.get(model, (0.0, 0.0))
-        self._seen[model] = (seen_bytes * _KEPT + prompt.text_bytes, seen_tokens * _KEPT + text_tokens)
+        seen_bytes = seen_bytes * _KEPT + prompt.text_bytes
+        seen_tokens = seen_tokens * _KEPT + text_tokens
+        self._seen[model] = (seen_bytes, seen_tokens)
+        ratio = (PRIOR_BYTES_PER_TOKEN * _PRIOR_TOKENS + seen_bytes) / (_PRIOR_TOKENS + seen_tokens)
+        self._ratios[model] = min(max(ratio, 0.25), 64.0)
 
     def learned(self) -> dict[str, tuple[float, float]]:
         """Return by model its bytes a token, and the estimate's error before each count was known.

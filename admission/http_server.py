@@ -88,11 +88,8 @@ class Connection(asyncio.Protocol):
             return
         self._bare += len(data)
         reading = self._reading
-        if reading is not None:
-            self._wait_until(min(self._loop.time() + self._limits.body_idle_s, self._body_until_s))
-        elif not self._has_begun:
-            self._has_begun = True
-            self._wait_until(self._loop.time() + self._limits.header_deadline_s)
+        if not self._has_begun:
+            self._has_begun, self._read_due_s = True, _NEVER
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -106,10 +103,24 @@ class Connection(asyncio.Protocol):
         if self._refusal is not None:
             self._fail(self._refusal)
             return
+        self._bound_reading(reading)
         if reading is not None:
             reading.wake()
         if self._queue:
             self._advance()
+
+    def _bound_reading(self, before: Inbound | None) -> None:
+        """Say until when more must come, after data came: of a body, of a head, or of nothing."""
+        reading = self._reading
+        if reading is not None:
+            now_s = self._loop.time()
+            if reading is not before:
+                self._body_until_s = now_s + self._limits.body_deadline_s
+            self._wait_until(min(now_s + self._limits.body_idle_s, self._body_until_s))
+        elif not self._has_begun:
+            self._wait_until(_NEVER)
+        elif self._read_due_s == _NEVER:  # else it runs already: a head has one deadline from its begin
+            self._wait_until(self._loop.time() + self._limits.header_deadline_s)
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -129,7 +140,7 @@ class Connection(asyncio.Protocol):
     # -- called by the parser -----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._url, self._headers = b"", []
+        self._url, self._headers, self._has_begun = b"", [], True
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -159,9 +170,6 @@ class Connection(asyncio.Protocol):
         request.keeps_alive = is_kept and not self._listener.is_leaving
         self._reading = request
         self._queue.append(request)
-        now_s = self._loop.time()
-        self._body_until_s = now_s + self._limits.body_deadline_s
-        self._wait_until(now_s + self._limits.body_idle_s)
 
     def on_body(self, body: bytes) -> None:
         self._bare = 0
@@ -172,12 +180,11 @@ class Connection(asyncio.Protocol):
         self._bare = 0
         if self._refusal is not None:
             return
-        self._has_begun = False
+        self._has_begun, self._read_due_s = False, _NEVER
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.is_whole = True
             reading.wake()
-        self._wait_until(_NEVER)
 
     # -- requests in their order --------------------------------------------------------------------
 
@@ -295,7 +302,7 @@ class Connection(asyncio.Protocol):
 
     def _wait_until(self, due_s: float) -> None:
         self._read_due_s = due_s
-        self.due_s = min(due_s, self._write_due_s)
+        self.due_s = due_s if due_s < self._write_due_s else self._write_due_s
 
     def time_is_up(self, now_s: float) -> None:
         """Do what is due: cut, close, or say that the request came too slowly."""
