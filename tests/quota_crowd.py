@@ -50,11 +50,18 @@ def quota(burst_tokens: int) -> dict[str, int]:
 
 
 class Crowd:
-    """One client for each address, asking all the time whatever it is answered. `clients` may be given."""
+    """One client for each address, asking all the time whatever it is answered. Clients may be given."""
 
     def __init__(
-        self, addresses: Iterable[str | httpx.Client], key: str, *, pause_s: float | Sequence[float] = 0.03
+        self,
+        addresses: Iterable[str | httpx.Client],
+        key: str,
+        *,
+        pause_s: float | Sequence[float] = 0.03,
+        token_s: float = 0.0,
     ) -> None:
+        """`pause_s` is between an answer and the next request, `token_s` the engine's time a token."""
+        self._body = chat(f"tokens={OUTPUT_TOKENS} pause={token_s}", max_tokens=OUTPUT_TOKENS)
         self.is_over = threading.Event()
         self.codes: set[int] = set()
         self.threads: list[threading.Thread] = []
@@ -71,10 +78,9 @@ class Crowd:
 
     def _ask(self, client: httpx.Client, key: str, pause_s: float) -> None:
         headers = {"Authorization": f"Bearer {key}"}
-        body = chat(f"tokens={OUTPUT_TOKENS}", max_tokens=OUTPUT_TOKENS)
         with closing(client):
             while not self.is_over.is_set():
-                answer = client.post("/v1/chat/completions", json=body, headers=headers)
+                answer = client.post("/v1/chat/completions", json=self._body, headers=headers)
                 self.codes.add(answer.status_code)
                 self.is_over.wait(pause_s)
 

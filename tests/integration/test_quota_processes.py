@@ -142,3 +142,36 @@ def test_three_processes_on_one_port_use_one_quota_though_the_kernel_deals_them_
         assert used >= 0.88 * PER_S * lasted_s - USED_TOKENS * 6
         assert used <= 1.01 * PER_S * lasted_s + burst
         assert crowd.codes == {200, 429}
+
+
+def room(member: Member) -> float:
+    """Return the part of each node's room that a process may book."""
+    return member.metric("rhodeck_gateway_kv_share_ratio")
+
+
+def budget(member: Member) -> float:
+    return member.metric("rhodeck_gateway_node_kv_tokens", kind="budget")
+
+
+def test_a_process_with_all_the_traffic_is_lent_the_room_of_the_others_until_its_controller_is_gone(
+    database: FreshDatabase, tmp_path: Path, controllers: Controllers
+) -> None:
+    small = FakeEngine(
+        "node-1", kv_blocks=30
+    )  # 408 tokens may be booked: a third of it is some six requests
+    with small.serving() as engine, GatewayGroup(tmp_path / "gw", 3).running() as group:
+        key = register(database, engine, {one.name: one.base_url for one in group.members}, 10**6)
+        first = controllers.start("c1")
+        wait_until_served(group.members)
+        whole = int(30 * 16 * 0.85)
+        assert [budget(one) for one in group.members] == [whole // 3] * 3
+        # Its admin port serves clients as well: all of them come to one process.
+        crowd = Crowd([group.members[0].base_url] * 16, key, token_s=0.05)
+        try:
+            eventually(lambda: room(group.members[0]) > 0.9 and budget(group.members[0]) > 0.9 * whole)
+            assert sum(map(room, group.members)) <= 1
+            first.kill()
+            eventually(lambda: all(abs(room(one) - 1 / 3) < 1e-5 for one in group.members))
+            assert [budget(one) for one in group.members] == [whole // 3] * 3
+        finally:
+            crowd.end()
