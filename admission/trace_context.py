@@ -7,7 +7,7 @@ Source: W3C Trace Context, "Traceparent header" and "Tracestate header".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(
@@ -31,11 +31,13 @@ class TraceContext:
         return head + b"tracestate: " + self.state + b"\r\n" if self.state else head
 
 
-def context_of(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
+def context_of(headers: Sequence[tuple[bytes, bytes]]) -> TraceContext | None:
     """Return the context in headers with lower-case names; None without a valid one.
 
     A trace state without a trace is none, and one that cannot be read is left out.
     """
+    if b"traceparent" not in dict(headers):  # most requests
+        return None
     parents, states = list[bytes](), list[bytes]()
     for name, value in headers:
         if name == b"traceparent":
