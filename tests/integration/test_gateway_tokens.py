@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from fleet.decision import Decision, in_words
 from tests.gateway_process import MODEL, PROMPT_TOKENS, FakeEngine, GatewayProcess, chat, eventually
 
 
@@ -47,6 +48,9 @@ def test_a_prompt_is_booked_as_its_tokenizer_counts_it(tmp_path: Path, engine: F
         assert booked(gateway, whole.headers["x-request-id"]) == (51, basis)  # words; bytes say about 40
         assert booked(gateway, again.headers["x-request-id"]) == (51, basis)
         assert booked(gateway, talk.headers["x-request-id"]) == (3 + 3, basis)  # user : w1 w2 tokens=2 ;
+        told = gateway.admin.get(f"/admin/decisions/{talk.headers['x-request-id']}").content
+        said = "\n".join(in_words(Decision.model_validate_json(told)))
+        assert "prompt 6 tokens (counted by its tokenizer)" in said
         counted = {
             result: gateway.metric("rhodeck_gateway_prompt_counts_total", result=result)
             for result in ("counted", "cached", "late")
