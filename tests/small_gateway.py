@@ -18,6 +18,7 @@ from fleet.errors import FleetError, InvalidPolicy, StaleAssignment
 from fleet.messages import Assignment, GatewayStatus, LastRejection, parse_assignment
 from fleet.outcomes import TIERS
 from tests import in_process
+from tests.oracles import history as h
 
 TOKEN = "a-token-of-the-tests"
 
@@ -36,12 +37,31 @@ class SmallGateway:
         self.is_deaf = False  # takes connections and never answers
         self.last_rejection: LastRejection | None = None
         self.url = ""
+        self.seen: h.History | None = None  # where what happens here is written down
 
     def restart(self, *, forgets: bool) -> None:
         """Begin a new life; without its disk it holds nothing."""
         self.boot_id = uuid.uuid4().hex
         if forgets:
             self.held = None
+        self._note(h.Booted(self.name, self.running(), self.running()))
+
+    def replace_folder(self, held: Assignment) -> None:
+        """Let somebody put another assignment in its folder, behind everybody's back."""
+        self.restart(forgets=True)
+        self.held = held
+        self._note(h.Booted(self.name, self.running(), self.running()))
+
+    def running(self) -> h.Running:
+        """Return what it runs."""
+        held = self.held
+        if held is None:
+            return h.Running(self.boot_id, 0, 0, None)
+        return h.Running(self.boot_id, held.epoch, held.generation, held.digest(), held.revision)
+
+    def _note(self, fact: object) -> None:
+        if self.seen is not None:
+            self.seen.add(fact)
 
     def status(self) -> GatewayStatus:
         held = self.held
@@ -70,7 +90,20 @@ class SmallGateway:
 
     def take(self, body: bytes) -> None:
         """Apply the acceptance rule. Raises what a gateway answers with 409 or 422."""
-        sent = parse_assignment(body)
+        before, sent, answer = self.running(), None, "invalid"
+        try:
+            sent = parse_assignment(body)
+            answer = "taken" if self._take(sent) else "same"
+        except StaleAssignment:
+            answer = "stale"
+            raise
+        finally:
+            numbers = (0, 0, None) if sent is None else (sent.epoch, sent.generation, sent.digest())
+            after, has_reason = self.running(), answer != "invalid" or self.last_rejection is not None
+            self._note(h.Arrived(self.name, "", *numbers, answer, before, after, has_reason))
+
+    def _take(self, sent: Assignment) -> bool:
+        """Say whether it changed what is held."""
         self.pushes.append((sent.epoch, sent.generation))
         if self.rejects is not None:
             self.last_rejection = LastRejection(
@@ -83,12 +116,14 @@ class SmallGateway:
             raise InvalidPolicy("not supported here", field=self.rejects)
         held_digest = None if self.held is None else self.held.digest()
         if not is_news(sent, sent.digest(), self.held, held_digest):
-            return
+            return False
         self.held = sent
         self.accepted.append((sent.epoch, sent.generation))
+        return True
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         await self._listen(request)
+        self._note(h.Heard(self.name, self.running()))
         return web.json_response(body=self.status().model_dump_json(by_alias=True).encode())
 
     async def _assignment(self, request: web.Request) -> web.StreamResponse:
@@ -102,12 +137,16 @@ class SmallGateway:
             self.loses_answers -= 1
             assert request.transport is not None
             request.transport.abort()
+            self._note(h.Heard(self.name, None))
+        else:
+            self._note(h.Heard(self.name, self.running()))
         return web.json_response(body=self.status().model_dump_json(by_alias=True).encode())
 
     async def _listen(self, request: web.Request) -> None:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise web.HTTPUnauthorized(text=json.dumps({"message": "wrong token"}))
         if self.is_deaf:
+            self._note(h.Heard(self.name, None))
             await asyncio.Event().wait()
 
     @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 
 import pytest
 from sqlalchemy import select
@@ -12,10 +13,12 @@ from sqlalchemy.orm import Session
 
 from control import audit, lease, reconcile, rollout
 from control.commands_policy import rollback
-from control.deps import Deps, Finding, Verdict
-from control.tables import AssignmentRow
+from control.deps import Finding, Verdict
+from control.tables import AssignmentRow, AuditRow, GatewayObservedRow, PolicyRevisionRow
 from fleet.clock import ManualClock
 from tests.integration.test_reconcile import HEALTHY, OPERATOR, Fleet, document, fleet_of, passes
+from tests.oracles import history as h
+from tests.oracles.invariants import judge
 from tests.postgres_server import FreshDatabase
 from tests.small_gateway import SmallGateway
 
@@ -34,6 +37,9 @@ class History:
         self.controllers = [fleet.controller("a"), fleet.controller("b")]
         self.head = 1
         self.told: list[str] = []
+        self.seen = h.History(f"seed {seed}")
+        for place in fleet.places.values():
+            place.seen = self.seen
 
     def act(self) -> None:
         """Let one thing happen."""
@@ -72,8 +78,8 @@ class History:
                 by_hand = place.held.model_copy(
                     update={"generation": place.held.generation + rng.randrange(4), "kv_share_ratio": 0.77}
                 )
-                place.held = by_hand
-                place.accepted.append((by_hand.epoch, by_hand.generation))
+                place.replace_folder(by_hand)
+                place.accepted[:] = [(by_hand.epoch, by_hand.generation)]
             case "deaf":
                 place.is_deaf = True
             case "hears":
@@ -117,16 +123,43 @@ class History:
         with Session(self.fleet.engine) as session:
             rows = session.scalars(select(AssignmentRow))
             wanted = {row.gateway: row.digest for row in rows}
+            shown = {row.gateway: row.digest for row in session.scalars(select(GatewayObservedRow))}
         for name, state in self.fleet.states().items():
+            is_applied = state.condition == "converged"
+            has_age = state.age_s is not None
+            self.seen.add(h.Told(name, is_applied, shown.get(name), state.boot_id, has_age))
             if state.condition == "converged":
                 assert self.fleet.places[name].status().digest == wanted[name], (name, self.told)
                 assert not self.fleet.places[name].is_deaf, (name, self.told)
                 assert state.acked_at is not None
 
+    def note_pass(self) -> None:
+        with Session(self.fleet.engine) as session:
+            desired = {row.gateway: row.digest for row in session.scalars(select(AssignmentRow))}
+        running = {name: place.running().digest for name, place in self.fleet.places.items()}
+        self.seen.add(h.Passed(dict(desired), running))
+
     def check_order(self, place: SmallGateway) -> None:
         """What a gateway took never goes back, within what it remembers."""
         for earlier, later in itertools.pairwise(place.accepted):
             assert later >= earlier, (place.name, place.accepted, self.told)
+
+
+def recorded(session: Session) -> list[object]:
+    """Return each revision beside its line in the record, and whose edit it was."""
+    lines = Counter(
+        row.subject
+        for row in session.scalars(select(AuditRow))
+        if row.action in (audit.PUBLISHED, "policy.rollback")
+    )
+    found: list[object] = []
+    for row in session.scalars(select(PolicyRevisionRow).order_by(PolicyRevisionRow.number)):
+        subject = f"revision {row.number}"
+        found.append(h.Recorded(subject, is_changed=True, is_recorded=lines.pop(subject, 0) == 1))
+        if row.parent is not None:
+            found.append(h.Published(row.parent, row.number, row.digest))
+    found += [h.Recorded(subject, is_changed=False, is_recorded=True) for subject in lines]
+    return found
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -142,7 +175,7 @@ def test_every_history_ends_converged_and_never_goes_back(
             for _ in range(EVENTS):
                 history.act()
                 await history.tick()
-            await end_faults(fleet, history.controllers[0])
+            await end_faults(fleet, history)
             held = [place.held for place in fleet.places.values()]
             assert all(one is not None for one in held), history.told
             assert set(fleet.conditions().values()) == {"converged"}, history.told
@@ -152,8 +185,12 @@ def test_every_history_ends_converged_and_never_goes_back(
             assert {one.kv_share_ratio for one in held if one is not None} == {1 / 3}
             with Session(fleet.engine) as session:
                 assert audit.verify(session) is None
+                for fact in recorded(session):
+                    history.seen.add(fact)
+            judge(history.seen)
 
-    async def end_faults(fleet: Fleet, leader: Deps) -> None:
+    async def end_faults(fleet: Fleet, history: History) -> None:
+        leader = history.controllers[0]
         for place in fleet.places.values():
             place.is_deaf = False
             place.loses_answers = 0
@@ -161,6 +198,11 @@ def test_every_history_ends_converged_and_never_goes_back(
         await lease.tick(leader)
         head = fleet.rollout().revision
         fleet.publish(head, document(999_999), strategy="all_at_once")
-        await passes(fleet, leader, 3, step_s=16)  # past the longest back-off: three passes must do
+        history.seen.add(h.Calm())
+        for _ in range(3):  # past the longest back-off: three passes must do
+            await passes(fleet, leader, 1, step_s=16)
+            history.note_pass()
+        await passes(fleet, leader, 1)
+        history.note_pass()
 
     asyncio.run(run())
