@@ -46,6 +46,10 @@ def test_the_official_client_reads_a_nodes_responses() -> None:
                 assert last.response.output_text == said
                 assert last.response.usage is not None
                 assert last.response.usage.output_tokens == len(said.split()) == 5
+                async with ai.responses.stream(model=TINY.model, input="x" * 40, extra_body=extra) as kept:
+                    final = await kept.get_final_response()  # the client's own accumulation of the events
+                assert len(final.output_text.split()) == 9
+                assert final.status == "completed"
                 with pytest.raises(openai.NotFoundError):
                     await ai.responses.create(model="nobody", input="a")
                 with pytest.raises(openai.BadRequestError):
@@ -54,7 +58,7 @@ def test_the_official_client_reads_a_nodes_responses() -> None:
                 assert (told["count"], len(told["tokens"])) == (11, 11)  # type: ignore[arg-type]
                 page = await ai.get("/../metrics", cast_to=str)
             (engine,) = read_page(page.encode(), source="n").engines
-            assert (engine.prompt_tokens, engine.generation_tokens) == (20 + 14, 9 + 5)
+            assert (engine.prompt_tokens, engine.generation_tokens) == (20 + 14 + 14, 9 + 5 + 9)
         finally:
             await fleet.stop()
 
