@@ -5,9 +5,11 @@ Beside it in the same run, in turns: nginx and HAProxy (which only pass on), vll
 (which route). One core has the proxy, the other the load and a mock engine (`benchmarks/http_load.py`).
 Processor time is of the proxy's processes, read from the kernel, in microseconds a request and an event
 of a stream; latency is what an even load of 200 requests/s adds to asking the engine itself. Exit code 1
-when a ratio misses its floor: 0.3 x vllm-router's requests a core, 2.5 x nginx's time an event.
+when a ratio misses its floor: 0.3 x vllm-router's requests a core, 50 x LiteLLM's, 2.5 x nginx's time an
+event. A peer that cannot be had on this machine is named and left out.
 
     python -m benchmarks.gateway [--rounds 3] [--seconds 4] [--peers nginx,vllm-router]
+    python -m benchmarks.gateway --growth 200000   # memory over so many requests, and with 1,000 streams
 """
 
 from __future__ import annotations
@@ -27,16 +29,18 @@ from typing import Any
 
 import psutil
 
-from benchmarks.gateway_peers import Running, peer
+from benchmarks.gateway_peers import NotHere, Running, peer
 from benchmarks.parse import machine
 from tests.gateway_process import KEYS, FakeEngine, GatewayProcess
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ("nginx", "haproxy", "vllm-router", "sglang-router")
+PEERS = ("nginx", "haproxy", "envoy", "vllm-router", "sglang-router", "litellm")
 PROXY_CORE, LOAD_CORE = ["taskset", "-c", "0"], ["taskset", "-c", "1"]
 LOAD = [sys.executable, "-m", "benchmarks.http_load"]
 CONNECTIONS, STREAMS, RATE = 64, 100, 200.0
-FLOOR_ROUTER, FLOOR_EVENT = 0.3, 2.5
+FLOOR_ROUTER, FLOOR_LITELLM, FLOOR_EVENT = 0.3, 50.0, 2.5
+MANY_STREAMS = 1_000
+MOST_GROWTH = 1.1  # of memory from the first fifth of the requests to the last
 
 
 @contextlib.contextmanager
@@ -105,20 +109,24 @@ def latencies(place: Running, seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = argparse.ArgumentParser(description="The gateway beside its peers.")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--seconds", type=float, default=4.0)
     arguments.add_argument("--peers", default=",".join(PEERS))
+    arguments.add_argument("--growth", type=int, default=0)
     chosen = arguments.parse_args()
+    if chosen.growth:
+        return growth(chosen.growth)
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as given, contextlib.ExitStack() as stack:
         folder = Path(given)
         engine = stack.enter_context(mock_engine())
         places = [stack.enter_context(ours(engine, folder))]
-        places += [
-            stack.enter_context(peer(name, engine, folder / name, PROXY_CORE))
-            for name in chosen.peers.split(",")
-        ]
+        for name in chosen.peers.split(","):
+            try:
+                places.append(stack.enter_context(peer(name, engine, folder / name, PROXY_CORE)))
+            except NotHere as exc:
+                print(f"{name}: left out, {exc}")
         direct = Running("direct", engine, 0)
         for _ in range(chosen.rounds):
             for place in places:
@@ -129,6 +137,29 @@ def main() -> int:
                 found[place.name]["p99_ms"].append(seen["p99_ms"])
                 time.sleep(0.2)
     return report({name: dict(figures) for name, figures in found.items()})
+
+
+def growth(requests: int) -> int:
+    """Print memory over `requests` and with many streams at once; 1 when it grew."""
+    with (
+        tempfile.TemporaryDirectory() as given,
+        mock_engine() as engine,
+        ours(engine, Path(given)) as place,
+    ):
+        seen: list[float] = []
+        for _ in range(5):
+            flags = ["--requests", str(requests // 5), "--seconds", "3600"]
+            load(place, *flags, "--connections", str(CONNECTIONS))
+            seen.append(memory_mb(place.pid))
+        print(f"memory over {requests} requests: {', '.join(f'{one:.1f}' for one in seen)} MB")
+        before = cpu_s(place.pid)
+        streamed = load(place, "--seconds", "5", "--connections", str(MANY_STREAMS), "--stream")
+        us = 1e6 * (cpu_s(place.pid) - before) / streamed["events"]
+        print(
+            f"{MANY_STREAMS} streams at once: {us:.1f} us/event, {streamed['finished']} finished, "
+            f"{memory_mb(place.pid):.1f} MB"
+        )
+    return int(seen[-1] > MOST_GROWTH * seen[0])
 
 
 def report(found: dict[str, dict[str, list[float]]]) -> int:
@@ -164,6 +195,7 @@ def report(found: dict[str, dict[str, list[float]]]) -> int:
     result = {"claim": "gateway", "medians": medians, "ratios": ratios, "machine": machine()}
     (ROOT / "benchmarks" / "results" / "gateway.json").write_text(json.dumps(result, indent=1) + "\n")
     is_slow = ratios.get("requests a core, x vllm-router", 1.0) < FLOOR_ROUTER
+    is_slow |= ratios.get("requests a core, x litellm", FLOOR_LITELLM) < FLOOR_LITELLM
     return int(is_slow or ratios.get("time an event, x nginx", 0.0) > FLOOR_EVENT)
 
 

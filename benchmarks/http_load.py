@@ -6,6 +6,7 @@ busy, or sends at an even rate, and prints what it saw as a line of JSON. Times 
 
     python -m benchmarks.http_load engine --port 0
     python -m benchmarks.http_load load URL --connections 64 --seconds 4 [--rate 200] [--stream]
+    python -m benchmarks.http_load load URL --connections 64 --seconds 60 --requests 1000
 """
 
 from __future__ import annotations
@@ -170,9 +171,12 @@ def request_bytes(host: str, key: str, *, is_stream: bool) -> bytes:
 
 
 async def load(
-    url: str, key: str, connections: int, seconds: float, rate: float, *, is_stream: bool
+    url: str, key: str, connections: int, seconds: float, rate: float, *, is_stream: bool, most: int = 0
 ) -> dict[str, object]:
-    """Return what the load saw: finished, failed, events, latencies in ms (p50, p99)."""
+    """Return what the load saw: finished, failed, events, latencies in ms (p50, p99).
+
+    It ends after `seconds`, or after `most` requests where that is given.
+    """
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
     request = request_bytes(place.netloc, key, is_stream=is_stream)
@@ -186,7 +190,7 @@ async def load(
     async def keep_busy(client: Client, first_at: float) -> None:
         nonlocal finished, failed
         due = first_at
-        while loop.time() < until:
+        while loop.time() < until and not 0 < most <= finished:
             if rate:
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 due += connections / rate
@@ -224,6 +228,7 @@ def main() -> None:
     arguments.add_argument("--connections", type=int, default=64)
     arguments.add_argument("--seconds", type=float, default=4.0)
     arguments.add_argument("--rate", type=float, default=0.0)
+    arguments.add_argument("--requests", type=int, default=0)
     arguments.add_argument("--stream", action="store_true")
     chosen = arguments.parse_args()
     if chosen.what == "engine":
@@ -231,7 +236,13 @@ def main() -> None:
         return
     seen = uvloop.run(
         load(
-            chosen.url, chosen.key, chosen.connections, chosen.seconds, chosen.rate, is_stream=chosen.stream
+            chosen.url,
+            chosen.key,
+            chosen.connections,
+            chosen.seconds,
+            chosen.rate,
+            is_stream=chosen.stream,
+            most=chosen.requests,
         )
     )
     print(json.dumps(seen))
