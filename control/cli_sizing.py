@@ -120,11 +120,18 @@ def _choice(choice: Choice) -> dict[str, Any]:
     if choice.refused is not None:
         return {**row, "refused": choice.refused}
     row |= {"refused": None, "batch": choice.batch, "batch_limit": choice.batch_limit}
+    row["batch_a_replica"] = choice.batch_a_replica
     row |= {"tokens_per_s": choice.tokens_per_s, "notes": list(choice.notes)}
     for name in ("memory", "step", "first"):
         part = getattr(choice, name)
         row[name] = None if part is None else asdict(part)
     return row
+
+
+def batch_words(choice: Choice) -> str:
+    """Return the largest batch, told apart by replica where there are several: "2 x 256"."""
+    replicas = choice.layout.dp
+    return f"{choice.batch}" if replicas == 1 else f"{replicas} x {choice.batch_a_replica}"
 
 
 def lines(found: Sizing, runs: dict[str, Launch]) -> list[str]:
@@ -144,7 +151,11 @@ def lines(found: Sizing, runs: dict[str, Launch]) -> list[str]:
     for choice in found.choices:
         if choice is best:
             continue
-        why = choice.refused or f"{choice.batch} at once, {choice.tokens_per_s:.0f} output tokens/s"
+        why = (
+            choice.refused
+            or choice.why_none(found.demand.token_s)
+            or (f"{batch_words(choice)} at once, {choice.tokens_per_s:.0f} output tokens/s")
+        )
         said.append(f"  {choice.layout.words:<28} {why}")
     for warning in found.warnings:
         said += ["", f"Mind: {warning}"]
@@ -166,7 +177,9 @@ def _best_lines(found: Sizing, best: Choice) -> list[str]:
         f"  work           {memory.overhead.low / 1e9:.1f} to {memory.overhead.high / 1e9:.1f} GB",
         f"  KV cache       {tokens.expected:,.0f} tokens a replica ({span}), "
         f"{memory.token_bytes:,.0f} bytes a token and GPU",
-        f"  largest batch  {best.batch} (stopped by {best.batch_limit})",
+        f"  largest batch  {batch_words(best)} (stopped by {best.batch_limit})"
+        if best.batch
+        else f"  largest batch  none: {best.why_none(found.demand.token_s)}",
         f"  decoding step  at least {step.total_s * 1e3:.1f} ms ({step.limit}); plan with "
         f"{step.total_s / low * 1e3:.1f} ms",
         f"  first token    at least {first.total_s * 1e3:.0f} ms ({first.limit}); plan with "

@@ -23,7 +23,7 @@ def _figure(label: str, help_: str | None = None) -> Any:
 
 
 NODES: dict[str, Any] = {
-    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=90),
+    "node": column.LinkColumn("Node", display_text=r"node=(.+)$", width=90, pinned=True),
     "state": column.TextColumn("State, age", width=125),
     "rho": column.NumberColumn("rho", format="%.2f", help="1.0 is the capacity", width=60),
     "rho bar": _bar("0 to 1.2", 1.2, "rho, from 0 to 1.2"),
@@ -114,7 +114,7 @@ HISTORY: dict[str, Any] = {
     "rollout": column.TextColumn("Rollout", width="small"),
 }
 DIFFERENCES: dict[str, Any] = {
-    "field": column.TextColumn("Field", width="medium"),
+    "field": column.TextColumn("Field", width="medium", pinned=True),
     "old": _figure("Before"),
     "new": _figure("After"),
     "means": column.TextColumn("What it does", width="large"),
@@ -122,7 +122,12 @@ DIFFERENCES: dict[str, Any] = {
 }
 TENANTS: dict[str, Any] = {
     "tenant": column.TextColumn(
-        "Tenant", width=140, required=True, max_chars=63, validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+        "Tenant",
+        width=140,
+        required=True,
+        max_chars=63,
+        validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$",
+        pinned=True,
     ),
     "tier": column.SelectboxColumn(
         "Tier", options=["interactive", "batch", "best_effort"], required=True, width=95

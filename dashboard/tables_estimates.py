@@ -28,10 +28,10 @@ OUTCOMES: dict[str, Any] = {
     "p99": _figure("p99"),
     "slo": _figure("In objective", "Of offered requests: refused ones are not within it"),
     "rho": column.NumberColumn("rho", format="%.2f", help="Served / what the billed nodes could serve"),
-    "stands": column.TextColumn("Against the baseline", width="large"),
+    "stands": column.TextColumn("Against the baseline", width=250),
 }
 NOTICED: dict[str, Any] = {
-    "strategy": column.TextColumn("Strategy", width="medium"),
+    "strategy": column.TextColumn("Strategy", width="medium", pinned=True),
     "tier": column.TextColumn("Tier"),
     "tenant": column.TextColumn("Tenant"),
     "offered": _figure("Requests a month"),
@@ -45,7 +45,7 @@ INPUTS: dict[str, Any] = {
     "source": column.TextColumn("Where it comes from, and when", width="large"),
 }
 BANDS: dict[str, Any] = {
-    "strategy": column.TextColumn("Strategy", width="medium"),
+    "strategy": column.TextColumn("Strategy", width="medium", pinned=True),
     "cold_start": _figure("Cold start, 1 to 10 min"),
     "burst_length": _figure("Bursts, a tenth to twice as long"),
     "spot_ratio": _figure("Spot at 20 to 80 % of on demand"),

@@ -13,7 +13,7 @@ column = st.column_config
 _USD: Any = column.TextColumn("USD", alignment="right")
 
 MONTHS: dict[str, Any] = {
-    "month": column.TextColumn("Month", width=80),
+    "month": column.TextColumn("Month", width=80, pinned=True),
     "state": column.TextColumn("State", width=80),
     "usd": _USD,
     "rows": column.NumberColumn("Lines", format="localized", width=70),

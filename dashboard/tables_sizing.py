@@ -12,8 +12,8 @@ import streamlit as st
 column = st.column_config
 
 CHOICES: dict[str, Any] = {
-    "spread": column.TextColumn("Spread", width="medium"),
-    "batch": column.TextColumn("Largest batch", alignment="right", help="All replicas together"),
+    "spread": column.TextColumn("Spread", width="medium", pinned=True),
+    "batch": column.TextColumn("Largest batch", alignment="right", help="Sequences of one replica"),
     "limit": column.TextColumn("Stopped by"),
     "step": column.TextColumn("Token, at least", alignment="right", help="Bound of a decoding step"),
     "rate": column.TextColumn("Output tokens/s", alignment="right", help="At 40 % of the bound"),

@@ -134,16 +134,16 @@ def outcome_rows(ready: Comparable, compared: Comparison) -> dict[str, list[Any]
     return {
         "strategy": [o.name for o in found],
         "usd": [usd(o.cost_usd) for o in found],
-        "per million": [per_million(o.per_million(node.tokens_in + node.tokens_out)) for o in found],
-        "per million out": [per_million(o.per_million(node.tokens_out)) for o in found],
-        "nodes": [f"{o.month.mean_nodes:.2f} ({o.month.max_nodes})" for o in found],
         "refused": [words.percent(o.month.refused_share, 2) for o in found],
-        "p50": [words.seconds(o.month.wait_p50_s) for o in found],
+        "stands": [break_even_words(b) for b in compared.break_evens],
+        "per million": [per_million(o.per_million(node.tokens_in + node.tokens_out)) for o in found],
+        "slo": [words.percent(o.month.slo_attainment, 2) for o in found],
         "p95": [words.seconds(o.month.wait_p95_s) for o in found],
         "p99": [words.seconds(o.month.wait_p99_s) for o in found],
-        "slo": [words.percent(o.month.slo_attainment, 2) for o in found],
+        "nodes": [f"{o.month.mean_nodes:.2f} ({o.month.max_nodes})" for o in found],
+        "per million out": [per_million(o.per_million(node.tokens_out)) for o in found],
+        "p50": [words.seconds(o.month.wait_p50_s) for o in found],
         "rho": [o.month.utilization for o in found],
-        "stands": [break_even_words(b) for b in compared.break_evens],
     }
 
 

@@ -26,7 +26,8 @@ def headline(found: Sizing) -> tuple[words.Tone, str]:
     if found.best is None:
         return "act", f"{name}: no spread over {on} holds one request of the longest context."
     if found.best.batch == 0:
-        return "watch", f"{name}: fits {on}, but no spread gives a token in time."
+        why = found.best.why_none(found.demand.token_s)
+        return "watch", f"{name}: fits {on}, but no spread serves: {why}."
     return "good", f"{name}: fits {on} as {found.best.layout.words}."
 
 
@@ -53,7 +54,7 @@ def cards(found: Sizing) -> list[Card]:
             f"{cache.low:,.0f} to {cache.high:,.0f}",
             "The band is what engines were seen to take for work beside weights and cache.",
         ),
-        Card("Largest batch", f"{best.batch}", "sequences", "plain", f"stopped by {best.batch_limit}"),
+        Card("Largest batch", _batch(best), "sequences a replica", "plain", _batch_text(found, best)),
         Card(
             "Token",
             f"{best.step.total_s / low * 1e3:.1f} ms",
@@ -76,6 +77,18 @@ def cards(found: Sizing) -> list[Card]:
     ]
 
 
+def _batch(choice: Choice) -> str:
+    return f"{choice.batch_a_replica}" if choice.batch else "none"
+
+
+def _batch_text(found: Sizing, best: Choice) -> str:
+    if not best.batch:
+        return best.why_none(found.demand.token_s)
+    replicas = best.layout.dp
+    together = f"{best.batch} on {replicas} replicas together; " if replicas > 1 else ""
+    return f"{together}stopped by {best.batch_limit}"
+
+
 def choice_rows(found: Sizing) -> dict[str, list[Any]]:
     """Return the spreads an engine takes, best first."""
     rows = [_choice_row(found, choice) for choice in found.choices if choice.is_possible]
@@ -95,9 +108,13 @@ def _choice_row(found: Sizing, choice: Choice) -> dict[str, str]:
     row = dict.fromkeys(_COLUMNS, UNKNOWN) | {"spread": choice.layout.words}
     if choice.memory is None or choice.step is None:
         return row
-    fine = "too slow" if choice.batch == 0 else ("best" if choice is found.best else "possible")
+    fine = (
+        f"none: {choice.why_none(found.demand.token_s)}"
+        if choice.batch == 0
+        else ("best" if choice is found.best else "possible")
+    )
     return row | {
-        "batch": str(choice.batch),
+        "batch": _batch(choice),
         "limit": choice.batch_limit,
         "step": f"{choice.step.total_s * 1e3:.1f} ms",
         "rate": f"{choice.tokens_per_s:,.0f}",

@@ -62,6 +62,20 @@ class Choice:
     tokens_per_s: float = 0.0  # output tokens/s of all replicas at that batch, at the low efficiency
 
     @property
+    def batch_a_replica(self) -> int:
+        """Return the sequences one replica runs at once: what its `max_num_seqs` is about."""
+        return self.batch // self.layout.dp
+
+    def why_none(self, token_s: float) -> str:
+        """Return why no sequence runs, in words; "" where some do. `token_s`: time allowed a token, s."""
+        if self.batch or self.step is None:
+            return ""
+        if self.batch_limit == "token time":
+            planned, allowed = self.step.total_s / EFFICIENCY[0] * 1e3, token_s * 1e3
+            return f"one sequence alone takes about {planned:.1f} ms a token, allowed are {allowed:.0f} ms"
+        return "its KV cache holds no request of this length"
+
+    @property
     def is_possible(self) -> bool:
         return self.refused is None
 

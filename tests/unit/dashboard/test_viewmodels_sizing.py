@@ -26,7 +26,22 @@ def test_the_tone_follows_the_answer():
 
 def test_a_spread_without_a_token_in_time_is_too_slow_not_possible():
     found = sized("llama-3.1-8b", "h100-sxm", 1, token_s=0.001)
-    assert vm.choice_rows(found)["verdict"] == ["too slow"]
+    (verdict,), (batch,) = vm.choice_rows(found)["verdict"], vm.choice_rows(found)["batch"]
+    assert verdict.startswith("none: one sequence alone takes about ")
+    assert verdict.endswith("allowed are 1 ms")
+    assert batch == "none"
+    assert "one sequence alone" in vm.headline(found)[1]
+
+
+def test_the_largest_batch_is_that_of_one_replica():
+    found = sized("llama-3.1-8b", "h100-sxm", 8)
+    rows = vm.choice_rows(found)
+    batches = dict(zip(rows["spread"], rows["batch"], strict=True))
+    possible = {c.layout.words: c for c in found.choices if c.is_possible}
+    assert any(c.layout.dp > 1 for c in possible.values())
+    for words, choice in possible.items():
+        assert int(batches[words]) * choice.layout.dp == choice.batch
+        assert int(batches[words]) <= EngineSettings().max_seqs  # what `max_num_seqs` of a replica allows
 
 
 def test_nothing_is_drawn_of_what_does_not_fit():
