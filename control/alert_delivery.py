@@ -41,6 +41,8 @@ CALL_S = 10.0
 CLAIM_S = 60.0
 CALLS_AT_ONCE = 4  # to one webhook
 MAX_ATTEMPTS = 12
+#: While calls are open, so often it is looked what else fell due.
+RECLAIM_S = 1.0
 BACKOFF_S, BACKOFF_CAP_S = 5.0, 900.0
 #: A receiver that asks to be left alone longer than this is asked again after this.
 RETRY_AFTER_CAP_S = 3_600.0
@@ -94,28 +96,59 @@ class Courier:
         if epoch is None:
             return ""
         try:
-            calls = await asyncio.to_thread(self._claim, epoch)
-            if not calls:
-                return ""
-            answers = await asyncio.gather(*(self._call(call) for call in calls))
-            await asyncio.to_thread(self._record, epoch, answers)
+            answers = await self._deliver(epoch)
         except LeaseLost:
             self.deps.leadership.step_down()
             raise
+        if not answers:
+            return ""
         failed = [answer for answer in answers if answer.error is not None]
         said = f"{len(answers) - len(failed)} notices delivered"
         return said + (f", {len(failed)} failed: {failed[0].error}" if failed else "")
 
+    async def _deliver(self, epoch: int) -> list[Answered]:
+        """Make the calls that are due, recording each answer as it comes.
+
+        While a receiver keeps its call open, what falls due for the others is claimed and called all the
+        same, for as long as a call may take.
+        """
+        began_s = self.deps.clock.monotonic_s()
+        running: dict[asyncio.Task[Answered], str] = {}
+        answers: list[Answered] = []
+        is_claim_due = True
+        try:
+            while is_claim_due or running:
+                if is_claim_due:
+                    for call in await asyncio.to_thread(self._claim, epoch, frozenset(running.values())):
+                        running[asyncio.create_task(self._call(call))] = call.webhook
+                if not running:
+                    break
+                done, _ = await asyncio.wait(running, timeout=RECLAIM_S)
+                for task in done:
+                    del running[task]
+                if done:
+                    came = [task.result() for task in done]
+                    await asyncio.to_thread(self._record, epoch, came)
+                    answers += came
+                in_time = self.deps.clock.monotonic_s() - began_s < self.call_s
+                is_claim_due = bool(running) and in_time
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return answers
+
     # ---- claiming --------------------------------------------------------------------------------------
 
-    def _claim(self, epoch: int) -> list[Outgoing]:
+    def _claim(self, epoch: int, busy: frozenset[str]) -> list[Outgoing]:
+        """Claim what is due of every webhook but those in `busy`, which have calls open."""
         now = self.deps.clock.now()
         with session_scope(self.deps.engine) as session:
             hooks = session.scalars(
                 select(WebhookRow).where(WebhookRow.removed_at.is_(None)).order_by(WebhookRow.name)
             ).all()
             self._count(session)
-            wanting = [hook for hook in hooks if _is_wanting(session, hook, now)]
+            wanting = [hook for hook in hooks if hook.name not in busy and _is_wanting(session, hook, now)]
             if not wanting:
                 return []
             require(session, epoch, role=self.deps.leadership.role)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from control import audit
 from control.roles import Actor, Permission, require
-from control.tables import AlertRow, AlertSilenceRow
+from control.tables import AlertRow, AlertSilenceRow, PoolRow
 from fleet.alert_rules import rule_named
 from fleet.errors import Conflict, InvalidInput, NotFound
 
@@ -23,6 +23,7 @@ SCOPES = ("fleet", "pool", "node", "gateway", "tier", "tenant", "model", "engine
 MIN_LENGTH_S, MAX_LENGTH_S = 60.0, 30 * 86_400.0
 MAX_REASON = 500
 MAX_NAME = 200
+_SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def add_silence(
         raise InvalidInput(
             f"scope {scope!r} does not exist", hint=f"Write one of {', '.join(SCOPES)}", field="scope"
         )
+    _require_pool(session, pool if scope != "pool" or subject is None else subject)
     if not MIN_LENGTH_S <= length_s <= MAX_LENGTH_S:
         raise InvalidInput(
             f"a silence of {length_s:g} s is not possible",
@@ -141,6 +143,21 @@ def add_silence(
     detail = matchers | {"expires_at": row.expires_at.isoformat()}
     audit.append(session, actor, "alert.silence", f"silence {row.id}", said, detail, now)
     return row.id
+
+
+def _require_pool(session: Session, name: str | None) -> None:
+    """Refuse a pool that neither is registered nor has an open alert: such a silence would hide nothing."""
+    if name is None or session.get(PoolRow, name) is not None:
+        return
+    a = AlertRow
+    if session.scalar(select(a.id).where(a.pool == name, a.resolved_at.is_(None)).limit(1)) is not None:
+        return
+    known = session.scalars(select(PoolRow.name).order_by(PoolRow.name).limit(_SHOWN_NAMES)).all()
+    raise NotFound(
+        f"there is no pool {name[:80]!r}: the silence would hide nothing",
+        hint=f"Write one of {', '.join(known)}" if known else "No pool is registered yet",
+        field="pool",
+    )
 
 
 def end_silence(session: Session, actor: Actor, *, silence_id: int, now: datetime, note: str = "") -> None:

@@ -94,6 +94,9 @@ def create(tenant: str, label: str) -> None:
         made = tenant_keys.create_tenant_key(
             session, tenant=tenant, label=label, actor=me(), now=SystemClock().now()
         )
+        warning = tenant_keys.standing_words(session, tenant)
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
     click.echo(f"key {made.id} of tenant {made.tenant}; keep what follows, it is shown once", err=True)
     click.echo(made.secret)
 

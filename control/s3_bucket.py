@@ -2,16 +2,18 @@
 
 Durations are seconds. One connection a call, to an address that was checked; no redirects, no proxies.
 The path names the bucket, which every such service knows. What a service answers is shown only as its
-error code. Prevents: a secret in a log, half an object (one PUT is one object, and its hash is signed), and
-a call to the cloud's metadata service.
+error code. Prevents: a secret in a log, half an object (one PUT is one object, and its hash is signed), a
+service that drips bytes holding a thread for ever, and a call to the cloud's metadata service.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from io import BytesIO
@@ -24,11 +26,47 @@ from control.s3_signature import EMPTY_SHA256, Key, path_of, signed_headers
 from fleet.errors import InvalidInput, Unavailable
 
 TIMEOUT_S = 60.0
+#: Who takes an object more slowly than this is given up: 8 Mbit/s.
+LEAST_BYTES_PER_S = 1_000_000
 #: The most one PUT takes. Source: Amazon S3 User Guide, "Uploading objects".
 MAX_OBJECT_BYTES = 5 * 1024**3
 _MAX_ANSWER_BYTES = 64 * 1024
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,60})</Code>")
+
+
+class Limit:
+    """Ends a connection after so many seconds in all, however often a byte comes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.is_over = False
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Limit:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+    def holds(self, connected: socket.socket) -> None:
+        """Say which connection is ended. Raises TimeoutError if time is over already."""
+        with self._lock:
+            self._socket = connected
+            if self.is_over:
+                raise TimeoutError(0, f"no connection within {self.seconds:.0f} s")
+
+    def _end(self) -> None:
+        with self._lock:
+            self.is_over = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # it is closed already
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +76,7 @@ class Bucket:
     endpoint: str  # https://host[:port]
     name: str
     key: Key
+    patience_s: float = TIMEOUT_S  # for a call without content; more for what must be sent
 
     def put(self, name: str, body: IO[bytes], size: int, sha256: str, kind: str, now: datetime) -> None:
         """Store the `size` bytes of `body` as object `name`. Raises Unavailable with the service's code."""
@@ -67,16 +106,24 @@ class Bucket:
         parts = urlsplit(self.endpoint)
         path = path_of(f"{parts.path.rstrip('/')}/{self.name}/{name}")
         signed = signed_headers(self.key, method, parts.netloc, path, headers, sha256, now)
+        size = int(headers.get("content-length", 0))
+        limit = Limit(self.patience_s + size / LEAST_BYTES_PER_S)
         try:
-            connection = _connection(parts.scheme, parts.hostname or "", parts.port)
-            try:
-                connection.request(method, path, body=body, headers=signed)
-                answer = connection.getresponse()
-                return answer.status, answer.read(_MAX_ANSWER_BYTES)
-            finally:
-                connection.close()
+            with limit:
+                connection = _connection(parts.scheme, parts.hostname or "", parts.port, limit)
+                try:
+                    connection.request(method, path, body=body, headers=signed)
+                    answer = connection.getresponse()
+                    status, said = answer.status, answer.read(_MAX_ANSWER_BYTES)
+                finally:
+                    connection.close()
+            if limit.is_over:  # what was read may be a part
+                raise TimeoutError(0, f"no whole answer within {limit.seconds:.0f} s")
+            return status, said
         except (OSError, UnicodeError, http.client.HTTPException) as exc:  # UnicodeError: no host's name
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
+            if limit.is_over:
+                why = f"no whole answer within {limit.seconds:.0f} s"
             raise Unavailable(
                 f"{parts.netloc} cannot be reached: {why}", hint="It is tried again by itself"
             ) from exc
@@ -121,20 +168,28 @@ def _refused(what: str, code: int, answer: bytes) -> Unavailable:
     )
 
 
-def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
-    """Return an open connection to the first address of `host`, all of which may be called."""
+def _connection(scheme: str, host: str, port: int | None, limit: Limit) -> http.client.HTTPConnection:
+    """Return an open connection to the first address of `host`, all of which may be called.
+
+    `limit` ends it, TLS included, whatever the other side still drips.
+    """
     port = port or (443 if scheme == "https" else 80)
     found: list[Any] = [each[4] for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for address in found:
         if not is_allowed(ip_address(address[0].partition("%")[0])):
             raise OSError(0, f"{host} has an address that is never called")
-    connected = socket.create_connection(found[0][:2], timeout=TIMEOUT_S)
-    if scheme == "https":
-        try:
-            connected = ssl.create_default_context().wrap_socket(connected, server_hostname=host)
-        except OSError:
-            connected.close()
-            raise
+    connected = socket.create_connection(found[0][:2], timeout=limit.seconds)
+    try:
+        if scheme == "https":
+            connected = ssl.create_default_context().wrap_socket(
+                connected, server_hostname=host, do_handshake_on_connect=False
+            )
+        limit.holds(connected)
+        if isinstance(connected, ssl.SSLSocket):
+            connected.do_handshake()
+    except OSError:
+        connected.close()
+        raise
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     connection.sock = connected
     return connection

@@ -14,10 +14,11 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from control import audit
+from control import audit, queries_policy
 from control.roles import Actor, Permission, require
 from control.tables import TenantKeyRow
 from fleet.errors import InvalidInput, NotFound
+from fleet.policy import parse
 
 PREFIX = "rk-tenant-"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -72,6 +73,24 @@ def create_tenant_key(
     )
     audit.append(session, actor, "tenant_key.create", f"tenant {tenant}", "", {"key": key.id}, now)
     return key
+
+
+def standing_words(session: Session, tenant: str) -> str | None:
+    """Return what happens to requests of a tenant that the newest policy does not name; None if it does."""
+    head = queries_policy.head(session)
+    if head is None:
+        return f"no policy is published: gateways admit nothing, of {tenant} neither"
+    policy = parse(head.document)
+    if tenant in policy.tenants:
+        return None
+    if policy.default_tenant is not None:
+        return (
+            f"revision {head.number} does not name {tenant}: it shares the quota of {policy.default_tenant}"
+        )
+    return (
+        f"revision {head.number} does not name {tenant}: its requests are refused until "
+        f"`rhodeck tenants set {tenant}` does"
+    )
 
 
 def revoke_tenant_key(session: Session, *, key_id: str, actor: Actor, now: datetime) -> bool:

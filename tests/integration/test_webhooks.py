@@ -358,6 +358,45 @@ def test_one_that_hangs_delays_no_other_and_an_endless_answer_is_no_trouble(hous
     ]
 
 
+def test_what_falls_due_while_one_receiver_hangs_goes_to_the_others_meanwhile(house: House) -> None:
+    async def run() -> None:
+        second, pager = asyncio.Event(), Receiver()
+
+        async def until_the_other_has_the_second(_: web.Request) -> web.StreamResponse:
+            await second.wait()
+            return web.Response()
+
+        async def count(_: web.Request) -> web.StreamResponse:
+            if len(pager.got) == 2:
+                second.set()
+            return web.Response()
+
+        pager.answer = count
+        async with (
+            listening(Receiver(until_the_other_has_the_second)) as stuck,
+            listening(pager),
+            house.leader(call_s=90.0) as courier,
+        ):
+            house.add("stuck", stuck.url)
+            house.add("pager", pager.url)
+            house.rounds(60, frozen())
+            pass_ = asyncio.create_task(courier.tick())
+            while not pager.got:
+                await asyncio.sleep(0.05)
+            other = Observation("node_frozen", "node", "n2", 1.0, "n2 stands still", pool="a100")
+            await asyncio.to_thread(house.rounds, 60, frozen(), other)
+            # the pass ends well only if the pager had the second notice while the stuck one still hung
+            assert await pass_ == "3 notices delivered"
+
+    asyncio.run(run())
+    assert house.deliveries() == [
+        ("pager", "delivered", 1),
+        ("stuck", "delivered", 1),
+        ("pager", "delivered", 1),
+        ("stuck", "pending", 0),
+    ]
+
+
 def test_a_closed_port_and_a_missing_secret_are_failures_with_a_reason(house: House) -> None:
     async def run() -> None:
         async with listening(Receiver()) as pager, house.leader() as courier:
