@@ -25,6 +25,8 @@ from fleet.clock import Clock, ManualClock
 from fleet.errors import StaleAssignment, Unavailable
 from fleet.messages import MAX_COUNTER
 from fleet.policy import default_policy
+from tests.oracles import history as h
+from tests.oracles.invariants import i16_one_action_rollback
 from tests.postgres_server import FreshDatabase
 from tests.small_gateway import TOKEN, SmallGateway
 
@@ -445,9 +447,19 @@ def test_one_rollback_ends_at_the_old_content_from_any_state(
     async def story(fleet: Fleet, deps: Deps) -> None:
         fleet.publish(1, document(), bake_s=20.0)
         await passes(fleet, deps, after_passes)
+        before, began_s = fleet.rollout().state, fleet.clock.monotonic_s()
         fleet.do(rollback, to=1, author=OPERATOR, note="back")
         await passes(fleet, deps, 2)
         assert fleet.rollout().state == "live"
+        digests = {
+            name: place.held.policy.digest()
+            for name, place in fleet.places.items()
+            if place.held is not None
+        }
+        took_s = fleet.clock.monotonic_s() - began_s
+        seen = h.History("one call")
+        seen.add(h.RolledBack(str(before), default_policy().digest(), digests, took_s))
+        i16_one_action_rollback(seen)
         for place in fleet.places.values():
             assert place.held is not None
             assert place.held.policy.as_document() == default_policy().as_document()
