@@ -14,6 +14,7 @@ import secrets
 import signal
 
 from admission import lastgood
+from admission.adapters import AdapterWatch
 from admission.admin import Admin
 from admission.app import App, LoopLag
 from admission.clients import Listener
@@ -114,9 +115,8 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
         app = App(state, nodes, proxy, Admin(state, nodes, flusher), flusher, lag, doors.admin_port)
         _load_last_good(state)
         async with asyncio.TaskGroup() as group:
-            helpers = [
-                group.create_task(helper.run()) for helper in (flusher, levels, lag, state.quotas, *exact)
-            ]
+            running = (flusher, levels, lag, state.quotas, AdapterWatch(state, upstream), *exact)
+            helpers = [group.create_task(helper.run()) for helper in running]
             await _serve(app, state, doors)
             for helper in helpers:
                 helper.cancel()

@@ -6,7 +6,7 @@ in, and it is synchronous.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from admission.decision_log import DecisionLog
@@ -55,6 +55,7 @@ class GatewayState:
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     models: frozenset[str] = frozenset()
     pools: dict[str, str] = field(default_factory=dict[str, str])
+    adapters: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # by node
     _ledger: Ledger | None = None
     on_change: list[Callable[[Assignment], None]] = field(
         default_factory=list[Callable[[Assignment], None]]
@@ -108,21 +109,47 @@ class GatewayState:
         self.digest = digest
         self.is_from_disk = is_from_disk
         self.keys = KeyRing(assignment.credentials)
-        self.models = frozenset(model for node in assignment.nodes for model in node.models)
         self.pools |= {node.name: node.pool for node in assignment.nodes}
         self.quotas.rebase(assignment, digest)
-        self.gate.apply(self.quotas.in_force(assignment), self.clock.monotonic_s())
+        self._apply(assignment)
         for notify in self.on_change:
             notify(assignment)
         self.room.pump()
 
     def take_room(self, assignment: Assignment) -> None:
         """Have the gate go on with another part of the nodes' room, lent or given back."""
-        self.gate.apply(self.quotas.in_force(assignment), self.clock.monotonic_s())
+        self._apply(assignment)
         self.room.pump()
+
+    def take_adapters(self, adapters: Mapping[str, tuple[str, ...]]) -> None:
+        """Serve the adapters that nodes hold, by node, besides what the assignment lists."""
+        if adapters != self.adapters:
+            self.adapters = dict(adapters)
+            if self.assignment is not None:
+                self._apply(self.assignment)
+                self.room.pump()
+
+    def _apply(self, assignment: Assignment) -> None:
+        """Have the gate go by an assignment, as lent and as found."""
+        held = with_adapters(self.quotas.in_force(assignment), self.adapters)
+        self.models = frozenset(model for node in held.nodes for model in node.models)
+        self.gate.apply(held, self.clock.monotonic_s())
 
     def drain(self) -> None:
         """Stop admitting; what runs goes on."""
         self.is_draining = True
         self.gate.drain()
         self.room.pump()
+
+
+def with_adapters(assignment: Assignment, adapters: Mapping[str, tuple[str, ...]]) -> Assignment:
+    """Return the assignment with what each node holds besides, where the policy lets adapters be found."""
+    if not adapters or assignment.policy.routing.adapters != "discovered":
+        return assignment
+    nodes = tuple(
+        node.model_copy(update={"models": (*node.models, *adapters[node.name])})
+        if node.name in adapters
+        else node
+        for node in assignment.nodes
+    )
+    return assignment.model_copy(update={"nodes": nodes})

@@ -151,6 +151,8 @@ class Routing(_Part):
     """Prefer the node that last served the same prompt prefix, while it is not hot."""
     ejection: Ejection = Ejection()
     """When nodes that fail requests are taken out, and how they come back."""
+    adapters: Literal["listed", "discovered"] = "listed"
+    """Which names a node serves: those it is registered with, or its LoRA adapters of them as well."""
     client_kv_transfer_params: Literal["drop", "pass"] = "drop"
     """What becomes of `kv_transfer_params` a client sends itself: they name engines and memory."""
 

@@ -59,6 +59,7 @@ class FakeEngine:
     hides_kv: bool = False
     port: int = 0
     polls: int = 0
+    adapters: list[str] = field(default_factory=list)  # of MODEL
     prompt_tokens: int = PROMPT_TOKENS
     tokenized: list[dict[str, Any]] = field(default_factory=list)
     holds_tokenize: threading.Event | None = None  # until it is set, no tokenizing is answered
@@ -104,6 +105,7 @@ class FakeEngine:
         engine_endpoints.add_routes(app, self)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True)
@@ -116,6 +118,11 @@ class FakeEngine:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        names = [(MODEL, None), *((name, MODEL) for name in self.adapters)]
+        listed = [{"id": name, "object": "model", "parent": parent} for name, parent in names]
+        return web.json_response({"object": "list", "data": listed})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self.polls += 1
