@@ -91,3 +91,37 @@ def test_usage_is_exact_against_the_nodes_own_counters(tmp_path: Path, nodes: li
         assert {record["node"] for record in records} == {node["name"] for node in nodes}
         status = gateway.status()
         assert (status["in_flight_requests"], status["in_flight_tokens"]) == (0, 0)
+
+
+def test_prompts_and_answers_are_computed_on_different_nodes(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    model = httpx.get(f"{nodes[0]['base_url']}/v1/models").json()["data"][0]["id"]
+    document = assignment([])
+    document["nodes"] = [
+        {"name": node["name"], "pool": role, "base_url": node["base_url"], "models": [model], "role": role}
+        for node, role in zip(nodes, ("prefill", "decode", "decode"), strict=True)
+    ]
+    with GatewayProcess(tmp_path / "gw").running() as gateway:
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 3)
+        with gateway.client(**{"X-Rhodeck-Tier": "batch"}) as client:
+            for number in range(6):
+                message = {"role": "user", "content": "word " * (10 + 7 * number)}
+                body = {"model": model, "messages": [message], "max_tokens": 6, "stream": number % 2 == 0}
+                body |= {"vllm_xargs": {"sim_output_tokens": 6}}
+                response = client.post("/v1/chat/completions", json=body)
+                assert response.status_code == 200
+        records = gateway.usage()
+        assert len(records) == 6
+        assert {record["node"] for record in records} <= {nodes[1]["name"], nodes[2]["name"]}
+        assert all(record["exact"] and record["output_tokens"] == 6 for record in records)
+        prefill, decode = counted(nodes[:1]), counted(nodes[1:])
+        assert prefill["vllm:generation_tokens_total"] == prefill["vllm:request_success_total"] == 6
+        assert decode["vllm:generation_tokens_total"] == 36
+        prompts = sum(record["prompt_tokens"] for record in records)
+        assert prefill["vllm:prompt_tokens_total"] == prompts
+        assert gateway.metric("rhodeck_gateway_prefills_total", result="done") == 6
+        status = gateway.status()
+        assert (status["in_flight_requests"], status["in_flight_tokens"]) == (0, 0)
+        assert gateway.metric("rhodeck_gateway_node_kv_tokens", kind="booked") == 0

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from control import gateways, lease, queries_policy, reconcile, reconcile_store, rollout
+from control.commands_fleet import add_node, add_pool
 from control.commands_policy import ensure_first_revision, publish, rollback
 from control.commands_rollout import abort, pause, promote
 from control.deps import Bake, Deps, Finding, Leadership, Verdict
@@ -22,7 +23,7 @@ from control.queries_policy import GatewayState
 from control.roles import Actor, Role
 from control.tables import AckRow
 from fleet.clock import Clock, ManualClock
-from fleet.errors import StaleAssignment, Unavailable
+from fleet.errors import InvalidInput, StaleAssignment, Unavailable
 from fleet.messages import MAX_COUNTER
 from fleet.policy import default_policy
 from tests.oracles import history as h
@@ -169,6 +170,30 @@ def test_a_published_policy_is_acknowledged_by_every_gateway(
                 select(AckRow.gateway).where(AckRow.revision == 2, AckRow.accepted)
             ).all()
         assert sorted(name for (name,) in acked) == ["gw-1", "gw-2"]
+
+    play(database, clock, story)
+
+
+def test_the_role_of_a_pool_reaches_the_gateways_and_plain_pools_say_none(
+    database: FreshDatabase, clock: ManualClock
+) -> None:
+    admin = Actor("root", Role.ADMIN, "cli")
+
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        for number, (pool, role) in enumerate((("both", None), ("pre", "prefill"), ("dec", "decode"))):
+            fleet.do(add_pool, actor=admin, name=pool, models=["m"], role=role)
+            url = f"http://10.0.0.{number + 1}:8000"
+            fleet.do(add_node, actor=admin, name=f"{pool}-1", url=url, pool=pool)
+        with pytest.raises(InvalidInput, match="role 'both' does not exist"):
+            fleet.do(add_pool, actor=admin, name="odd", models=["m"], role="both")
+        await passes(fleet, deps, 3)
+        for place in fleet.places.values():
+            assert place.held is not None
+            assert {node.name: node.role for node in place.held.nodes} == {
+                "both-1": None,
+                "pre-1": "prefill",
+                "dec-1": "decode",
+            }
 
     play(database, clock, story)
 
