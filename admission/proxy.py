@@ -28,6 +28,7 @@ from admission.repeats import LOST, RETRY_COUNT_HEADER
 from admission.request_ids import new_request_id
 from admission.sse import usage_in
 from admission.state import GatewayState
+from admission.trace_context import TRACEPARENT
 from admission.upstream import Exchange, NodeFailed, Overdue
 from fleet.errors import FleetError, InvalidInput, NotFound, Unauthenticated, Unavailable
 from fleet.offers import Dispatch
@@ -122,7 +123,8 @@ class Proxy:
         """Take a call that can be served to its end."""
         state, headers = self._state, request.headers
         passage = Passage(state.ledger, caller, call, new_request_id())
-        passage.traced(headers, state.tracing)
+        if state.tracing is not None or TRACEPARENT in request.names:
+            passage.traced(headers, state.tracing)
         may_repeat = RETRY_COUNT_HEADER in request.names or bool(state.repeats)
         now_s = state.clock.monotonic_s()
         if may_repeat and state.repeats.is_repeat(caller.tenant, headers, call.raw, now_s):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+TRACEPARENT = b"traceparent"  # the header without which there is no trace
 _TRACEPARENT = re.compile(
     rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]{0,200})?"
 )
@@ -40,7 +41,7 @@ def context_of(headers: Sequence[tuple[bytes, bytes]]) -> TraceContext | None:
         return None
     parents, states = list[bytes](), list[bytes]()
     for name, value in headers:
-        if name == b"traceparent":
+        if name == TRACEPARENT:
             parents.append(value.strip())
         elif name == b"tracestate":
             states.append(value.strip())

@@ -98,7 +98,10 @@ class Exchange:
         """Return the whole body. Raises NodeFailed as `read` does, or when it is over `limit_bytes`."""
         parts: list[bytes] = []
         size = 0
-        while chunk := await self._wire.read(self._idle_timeout_s):
+        is_read = False
+        while not is_read:
+            is_read = self._wire.is_done  # most came in one packet: then there is nothing to wait for
+            chunk = self._wire.take() if is_read else await self._wire.read(self._idle_timeout_s)
             parts.append(chunk)
             size += len(chunk)
             if size > limit_bytes:
@@ -146,7 +149,7 @@ class Upstream:
         self._kept.clear()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
-    async def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Exchange:
+    def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Awaitable[Exchange]:
         """Send a JSON body, with `more` header lines; return once the answer's head is there.
 
         Raises NodeFailed.
@@ -161,7 +164,7 @@ class Upstream:
                 b"\r\n", more, b"Content-Length: %d\r\n\r\n" % len(body), body,
             )
         )  # fmt: skip
-        return await self._ask(target, request, self._settings.first_byte_timeout_s)
+        return self._ask(target, request, self._settings.first_byte_timeout_s)
 
     async def page(self, url: str, *, deadline_s: float, limit_bytes: int) -> Page:
         """Fetch a whole answer within `deadline_s` and `limit_bytes`. Raises NodeFailed."""
@@ -263,7 +266,7 @@ class _Closed(Wire):
     """What an exchange has after it was closed."""
 
     def __init__(self) -> None:
-        pass
+        self.is_done = False
 
     async def read(self, idle_s: float) -> bytes:
         raise lost("closed here")

@@ -112,9 +112,9 @@ class Wire(asyncio.Protocol):
             self._due = min(now_s + idle_s, self.until_s)
             while not self._chunks and not self.is_done:
                 await self._wait()
-        return self._take()
+        return self.take()
 
-    def _take(self) -> bytes:
+    def take(self) -> bytes:
         """Return what lies unread, b"" for nothing, and have the node send on."""
         if not self._chunks:
             return b""
@@ -153,7 +153,7 @@ class Wire(asyncio.Protocol):
             self._fail(overdue())
             return
         self._due = min(now_s + self._idle_s, self.until_s)
-        if self._chunks and not sink(self._take()):
+        if self._chunks and not sink(self.take()):
             self._sink = None
             self._wake()
         elif self.is_done:
