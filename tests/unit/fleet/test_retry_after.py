@@ -6,9 +6,11 @@ import random
 from statistics import fmean
 
 import pytest
+from gate_world import assignment, open_gate, request, tenant
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.gate import Refused
 from fleet.policy import RetryAfter
 from fleet.retry_after import retry_after
 
@@ -46,3 +48,23 @@ def test_it_is_uniform_around_the_base_by_the_jitter():
     assert fmean(told) == pytest.approx(20.0, rel=0.01)
     assert 10.0 <= min(told) < 10.1
     assert 29.9 < max(told) <= 30.0
+
+
+@pytest.mark.parametrize(
+    "limits", [{"tokens_per_minute": 0, "burst_tokens": 0}, {}], ids=["quota", "queue"]
+)
+def test_two_hundred_clients_refused_by_one_gate_are_told_different_times(limits: dict[str, int]):
+    made = assignment({"acme": tenant(**limits)}, tiers={"interactive": {"max_queued_requests": 5}})
+    gate = open_gate(made)
+    told: list[tuple[int, int]] = []
+    number = 0
+    while len(told) < 200:
+        number += 1
+        decision = gate.offer(request(number), 0.0)
+        if isinstance(decision, Refused):
+            assert isinstance(decision.retry_after_s, int)
+            assert decision.retry_after_s >= 1
+            assert decision.retry_after_ms is not None
+            told.append((decision.retry_after_s, decision.retry_after_ms))
+    assert len({whole_s for whole_s, _ in told}) > 1
+    assert max(told.count(one) for one in told) < 20
