@@ -15,18 +15,19 @@ from decimal import Decimal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from control import queries_policy
+from control import export_destinations, queries_policy
 from control.alert_observations import Observation
 from control.assess import Assessment
 from control.capacity_book import CapacityBook
 from control.rounds import Round
-from control.tables import GatewayObservedRow, GatewayRow
+from control.tables import ExportDestinationRow, GatewayObservedRow, GatewayRow
 from fleet.alert_rules import (
     BUDGET,
     BUDGET_HALF,
     BUDGET_RULES,
     BUDGET_SPENT,
     CAPACITY_DRIFT,
+    EXPORT_FAILING,
     POLICY_DRIFT,
     SLO_BURN,
     STARVATION,
@@ -134,12 +135,14 @@ class AlertFacts:
 
     _gateways: list[Observation] = field(default_factory=list[Observation])
     _budgets: list[Observation] = field(default_factory=list[Observation])
+    _exports: list[Observation] = field(default_factory=list[Observation])
     _read_at: datetime | None = None
     _budgets_at: datetime | None = None
 
     def load(self, session: Session, now: datetime, spend: Spend) -> None:
         """Read the gateways' conditions, and once a minute what tenants have spent."""
         self._gateways = gateway_observations(session, now)
+        self._exports = export_observations(session)
         if self._budgets_at is None or not now - BUDGETS_EVERY < self._budgets_at <= now:
             self._budgets = budget_observations(session, now, spend)
             self._budgets_at = now
@@ -147,7 +150,7 @@ class AlertFacts:
 
     def observations(self, at: datetime) -> list[Observation]:
         """Return what they mean for a round at `at`; unknown when they were read too long before it."""
-        found = [*self._gateways, *self._budgets]
+        found = [*self._gateways, *self._budgets, *self._exports]
         is_old = self._read_at is None or (at - self._read_at).total_seconds() > FACTS_HOLD_S
         if not is_old:
             return found
@@ -172,6 +175,16 @@ def gateway_observations(session: Session, now: datetime) -> list[Observation]:
             Observation(POLICY_DRIFT, "gateway", name, value, said, detail={"condition": condition})
         )
     return found
+
+
+def export_observations(session: Session) -> list[Observation]:
+    """Return how often the scheduled export that fails most has failed; none where none was set up."""
+    if session.scalar(select(ExportDestinationRow.name).limit(1)) is None:
+        return []
+    found = export_destinations.standing(session)
+    said = f"{found.tries} tries failed: {found.worst}" if found.failing else "scheduled exports are taken"
+    detail: dict[str, object] = {"failing": found.failing, "pending": found.pending}
+    return [Observation(EXPORT_FAILING, "fleet", "", float(found.tries), said, detail=detail)]
 
 
 def budget_observations(session: Session, now: datetime, spend: Spend) -> list[Observation]:

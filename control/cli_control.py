@@ -141,7 +141,12 @@ def _controller(
         Step("usage", 5.0, 60.0, lambda: usage.tick(deps)),
         Step("quotas", AGAIN_S, 20.0, QuotaLeases(deps).tick),
         Step("ledger", 60.0, 60.0, lambda: ledger.tick(deps)),
-        Step("exports", export_delivery.TICK_S, export_delivery.CLAIM_S, _dropper(settings, deps).tick),
+        Step(
+            "exports",
+            export_delivery.TICK_S,
+            export_delivery.CLAIM_S,
+            _dropper(settings, deps, metrics).tick,
+        ),
         Step("estimates", 2.0, 20.0, estimates.tick),
     )
     return Controller(
@@ -153,8 +158,9 @@ def _courier(settings: Settings, deps: Deps, metrics: ControlMetrics, http: Clie
     return Courier(deps, http, metrics, settings.webhook_secrets, settings.public_url)
 
 
-def _dropper(settings: Settings, deps: Deps) -> export_delivery.Dropper:
-    return export_delivery.Dropper(deps, ZoneInfo(settings.finance_timezone), issuer_of(settings))
+def _dropper(settings: Settings, deps: Deps, metrics: ControlMetrics) -> export_delivery.Dropper:
+    zone = ZoneInfo(settings.finance_timezone)
+    return export_delivery.Dropper(deps, zone, issuer_of(settings), metrics)
 
 
 async def serve_own_pages(metrics: ControlMetrics, loop: Loop, host: str, port: int) -> web.AppRunner:

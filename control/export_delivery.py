@@ -30,10 +30,11 @@ from sqlalchemy.orm import Session
 from control.closed_months import closed_months
 from control.database import session_scope
 from control.deps import Deps
-from control.export_destinations import FILE_KINDS, FileKind, bucket_of, destinations
+from control.export_destinations import FILE_KINDS, FileKind, bucket_of, destinations, standing
 from control.export_file import whole_file, write_whole
 from control.export_month import month_in
 from control.lease import LeaseLost, require
+from control.own_metrics import ControlMetrics
 from control.s3_bucket import Bucket
 from control.tables import ExportDeliveryRow, ExportDestinationRow
 from fleet.errors import Conflict, FleetError, NotFound
@@ -96,6 +97,7 @@ class Dropper:
     deps: Deps
     zone: ZoneInfo
     issuer: Issuer
+    metrics: ControlMetrics | None = None
 
     async def tick(self) -> str:
         """Drop what is due and return the line to log. Needs the lease."""
@@ -113,6 +115,7 @@ class Dropper:
     def _claim(self, epoch: int) -> list[Job]:
         now = self.deps.clock.now()
         with session_scope(self.deps.engine) as session:
+            self._count(session)
             if not destinations(session):
                 return []
             require(session, epoch, role=self.deps.leadership.role)
@@ -129,6 +132,13 @@ class Dropper:
                 row.attempts += 1
                 row.next_at = now + timedelta(seconds=CLAIM_S)
             return [Job(row.destination, row.what, row.attempts) for row in rows]
+
+    def _count(self, session: Session) -> None:
+        if self.metrics is None:
+            return
+        waiting = standing(session)
+        self.metrics.exports.labels(state="pending").set(waiting.pending)
+        self.metrics.exports.labels(state="failing").set(waiting.failing)
 
     def _drop(self, epoch: int, job: Job) -> str:
         try:

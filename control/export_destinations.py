@@ -241,3 +241,29 @@ def _read_secret(where: str) -> str:
     if not found.strip() or not found.strip().isprintable():
         raise Unavailable(f"there is no secret in {where}", hint="Set it for the controller's process")
     return found.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What places that are not removed have not taken."""
+
+    pending: int
+    failing: int  # of them, failed at least once
+    tries: int  # of the one tried most often in vain
+    worst: str  # its place, what it is, and why; "" if none fails
+
+
+def standing(session: Session) -> Standing:
+    """Return how scheduled files stand."""
+    d, p = ExportDeliveryRow, ExportDestinationRow
+    rows = session.execute(
+        select(d.destination, d.what, d.attempts, d.error)
+        .join(p, p.name == d.destination)
+        .where(d.state == "pending", p.removed_at.is_(None))
+        .order_by(d.attempts.desc(), d.destination, d.what)
+    ).all()
+    failing = [row for row in rows if row.error is not None]
+    if not failing:
+        return Standing(len(rows), 0, 0, "")
+    place, what, tries, error = failing[0]
+    return Standing(len(rows), len(failing), tries, f"{what} to {place}: {error}")

@@ -70,6 +70,10 @@ class ControlMetrics:
             "deliveries_total", "Calls to webhooks, by what became of them.", "result"
         )
 
+        self.exports = gauge(
+            "exports", "Scheduled files not taken yet: pending, and failing of them.", "state"
+        )
+
     def page(self) -> bytes:
         """Return the page in Prometheus text format."""
         return generate_latest(self.registry)

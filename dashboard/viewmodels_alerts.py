@@ -21,6 +21,7 @@ from fleet.alert_rules import RULES, YES_NO, AlertRule
 
 FLOW_PAGE = "app_pages/flow.py"
 BUDGETS_PAGE = "app_pages/budgets.py"
+SPEND_PAGE = "app_pages/spend.py"
 #: Alerts of one group that are shown as one line.
 FOLDED_FROM = 3
 #: Where the cause of an alert shows, for what is about no node.
@@ -29,6 +30,7 @@ CAUSE_PAGES: dict[str, tuple[str, str]] = {
     "budget_half": (BUDGETS_PAGE, "Budgets"),
     "budget": (BUDGETS_PAGE, "Budgets"),
     "budget_spent": (BUDGETS_PAGE, "Budgets"),
+    "export_failing": (SPEND_PAGE, "Spend"),
     "unstable": (FLOW_PAGE, "Flow"),
     "starvation": (FLOW_PAGE, "Flow"),
     "unfairness": (FLOW_PAGE, "Flow"),

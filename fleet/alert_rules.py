@@ -138,6 +138,7 @@ BUDGET_HALF = "budget_half"
 BUDGET = "budget"
 BUDGET_SPENT = "budget_spent"
 UNSTABLE = "unstable"
+EXPORT_FAILING = "export_failing"
 
 #: The rules about budgets, in the order in which they open.
 BUDGET_RULES = (BUDGET_HALF, BUDGET, BUDGET_SPENT)
@@ -215,6 +216,10 @@ RULES: dict[str, AlertRule] = {
         AlertRule(
             UNSTABLE, "Queue has left equilibrium", YES_NO, ("fleet", "pool", "tier"), _CRITICAL,
             0.5, 0.5, 120.0, 300.0, 2, 3,
+        ),
+        AlertRule(
+            EXPORT_FAILING, "Scheduled export is not taken", "failed tries", ("fleet",), _WARNING,
+            2.0, 1.0, 0.0, 0.0, 1, 1,
         ),
     )
 }  # fmt: skip

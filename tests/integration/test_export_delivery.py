@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -22,13 +22,16 @@ import pytest
 from sqlalchemy import select, text
 
 from control import export_destinations, lease, month_close
+from control.alert_signals import export_observations
 from control.cli import main
 from control.database import session_scope
 from control.deps import Deps, Leadership
 from control.export_delivery import CLAIM_S, Dropper
+from control.own_metrics import ControlMetrics
 from control.prices import add_price
 from control.roles import Actor, Role
 from control.tables import AuditRow, ExportDeliveryRow, NodeQuarterRow, PoolRow
+from fleet.alert_rules import EXPORT_FAILING, RULES
 from fleet.clock import ManualClock
 from fleet.errors import Forbidden, InvalidInput
 from fleet.focus import Issuer
@@ -348,6 +351,35 @@ def test_yesterdays_file_that_was_never_taken_is_given_up(house: House, tmp_path
     house.tick(after_s=86_400)
     states = {what: row.state for what, row in house.rows().items()}
     assert states == {"2026-03@2026-03-01/csv": "given_up", "2026-03@2026-03-02/csv": "pending"}
+
+
+def test_a_place_that_keeps_refusing_is_a_metric_and_an_alert_until_it_takes_the_file(
+    house: House, tmp_path: Path
+) -> None:
+    metrics, place = ControlMetrics(), tmp_path / "missing"
+    house.dropper = replace(house.dropper, metrics=metrics)
+
+    def seen() -> tuple[float | None, float | None, list[float | None]]:
+        with session_scope(house.database.engine) as session:
+            found = export_observations(session)
+        pending, failing = (
+            metrics.registry.get_sample_value("rhodeck_control_exports", {"state": state})
+            for state in ("pending", "failing")
+        )
+        return pending, failing, [o.value for o in found]
+
+    with session_scope(house.database.engine) as session:
+        assert export_observations(session) == []  # nobody set any up: nothing to watch
+    house.folder(place)
+    house.close()
+    for _ in range(4):
+        house.tick(after_s=3_600)
+    assert seen() == (1.0, 1.0, [4.0])
+    assert RULES[EXPORT_FAILING].open_at < 4.0
+    place.mkdir()
+    house.tick(after_s=3_600)
+    house.tick()
+    assert seen() == (0.0, 0.0, [0.0])
 
 
 def test_a_standby_drops_nothing(house: House, place: Path) -> None:
