@@ -118,8 +118,9 @@ class SimNode:
         elif self._frozen_at_s is not None:
             self._late_aborts.append(answer)
         else:
-            self.tick()  # what the engine finished by now is finished, whoever left
-            self._drop(answer)
+            now_s = self.now_s()
+            self._advance(now_s)  # what the engine finished by now is finished, whoever left
+            self._drop(answer, now_s)
 
     def _submit(self, answer: Answer) -> None:
         call, now_s = answer.call, self.now_s()
@@ -153,8 +154,7 @@ class SimNode:
         mu = math.log(self.profile.mean_output_tokens) - variance / 2
         return max(1, round(self._rng.lognormvariate(mu, math.sqrt(variance))))
 
-    def _drop(self, answer: Answer) -> None:
-        now_s = self.now_s()
+    def _drop(self, answer: Answer, now_s: float) -> None:
         self._answers.pop(answer.number, None)
         for index, reason in enumerate(answer.reasons):
             sequence_id = f"{answer.number}-{index}"
@@ -176,7 +176,14 @@ class SimNode:
         if self._frozen_at_s is not None or not self.is_alive:
             return
         self._ticks += 1
-        for event in self.engine.advance(self.now_s()):
+        self._advance(self.now_s())
+        for answer in self._answers.values():
+            if answer.call.is_stream and (answer.number + self._ticks) % TICKS_PER_GROUP == 0:
+                self._refresh(answer)
+
+    def _advance(self, now_s: float) -> None:
+        """Run the engine up to `now_s` and note what it finished or began."""
+        for event in self.engine.advance(now_s):
             found = self._inside.get(event.request_id)
             if found is None:
                 continue
@@ -187,9 +194,6 @@ class SimNode:
                 self._end_choice(answer, index, event.reason or FinishReason.LENGTH)
             if answer.call.is_stream or answer.is_over:
                 answer.news.set()
-        for answer in self._answers.values():
-            if answer.call.is_stream and (answer.number + self._ticks) % TICKS_PER_GROUP == 0:
-                self._refresh(answer)
 
     def _end_choice(self, answer: Answer, index: int, reason: FinishReason) -> None:
         answer.reasons[index] = reason.value
@@ -226,7 +230,7 @@ class SimNode:
         self.engine.stall(self.now_s() - self._frozen_at_s)
         self._frozen_at_s = None
         for answer in self._late_aborts:
-            self._drop(answer)
+            self._drop(answer, self.now_s())
         self._late_aborts.clear()
         self.take_kv_blocks(self._held_ratio)
         backlog, self._front_end = self._front_end, []
