@@ -46,6 +46,7 @@ def _weight(weights: Mapping[str, float], tier: str) -> float:
 
 def _weights(before: Mapping[str, float]) -> dict[str, float]:
     found: dict[str, float] = {}
+    st.caption("Weights among tiers that wait: shares of contention, not caps")
     for place, tier in zip(st.columns(len(TIERS)), TIERS, strict=True):
         value = place.number_input(
             tier.replace("_", " ").capitalize(),
@@ -54,7 +55,6 @@ def _weights(before: Mapping[str, float]) -> dict[str, float]:
             _weight(before, tier),
             5.0,
             key=f"compare_weight_{tier}",
-            help="Weight among the tiers that wait: shares of contention, not caps",
             persist_state="session",
         )
         found[tier] = float(value or _weight(before, tier))
