@@ -217,15 +217,6 @@ class PromptFit(_Message):
     error_ratio: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # of the tokens counted
 
 
-class PromptFit(_Message):
-    """How prompts of one model are estimated from their bytes, and how far off that was."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    bytes_per_token: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-    error_ratio: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # of the tokens counted
-
-
 class OverQuota(_Message):
     """By how much a tenant holds more than the gateway's part of its quota. Nothing is stopped for it."""
 
@@ -261,7 +252,6 @@ class GatewayStatus(_Message):
     from_disk: bool  # the assignment in force was loaded from disk and not confirmed since
     unsupported: tuple[Words, ...] = ()  # JSON pointers into the policy this gateway does not enforce
     shares: dict[Label, TenantShare] = {}
-    prompts: dict[Label, PromptFit] = {}  # by model; those whose engines counted something
     prompts: dict[Label, PromptFit] = {}  # by model; those whose engines counted something
     over: dict[Label, OverQuota] = {}  # tenants that hold more than they may, after a cut
     in_flight_requests: int

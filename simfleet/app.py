@@ -36,7 +36,11 @@ VERSION = "0.32.0"
 MAX_BODY_BYTES = 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "::1")
 RESPONSES_PATH = "/v1/responses"
-GENERATION_PATHS = {"/v1/chat/completions": True, "/v1/completions": False, RESPONSES_PATH: True}  # is it a chat
+GENERATION_PATHS = {
+    "/v1/chat/completions": True,
+    "/v1/completions": False,
+    RESPONSES_PATH: True,
+}  # is it a chat
 TOKENIZE_PATHS = ("/tokenize", "/detokenize")
 JSON = b"application/json"
 
@@ -174,7 +178,10 @@ class NodeApp:
         elif path == "/load" and method == "GET":
             await _respond(send, 200, orjson.dumps({"server_load": node.in_flight}))
         else:
-            known = {"/v1/models": ("GET", self._models), **dict.fromkeys((*GENERATION_PATHS, *TOKENIZE_PATHS), ("POST", None))}
+            known = {
+                "/v1/models": ("GET", self._models),
+                **dict.fromkeys((*GENERATION_PATHS, *TOKENIZE_PATHS), ("POST", None)),
+            }
             allowed, make = known.get(path, (None, None))
             if allowed is None:
                 handler, status, payload = "none", 404, b'{"detail":"Not Found"}'
