@@ -154,3 +154,31 @@ def test_a_client_that_leaves_while_its_request_waits_again_leaves_nothing(
     eventually(lambda: engine.running == 0)
     gone = gateway.metric("rhodeck_gateway_requests_total", outcome="client_gone")
     assert gone == len(clients)
+
+
+def test_the_room_of_a_prompt_that_is_being_computed_may_be_taken_too(
+    gateway: GatewayProcess, engine: HoldingEngine
+) -> None:
+    with HoldingEngine("p1").serving() as prefill:
+        document = assignment([prefill, engine])
+        document["policy"]["tiers"]["batch"] |= {"max_requeues": 1, "queue_timeout_s": 600}
+        for node, role in zip(document["nodes"], ("prefill", "decode"), strict=True):
+            node["role"] = role
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 2)
+        clients: list[Client] = []
+        while not waiting(gateway):
+            clients.append(Client(gateway, stream=True))
+            clients[-1].start()
+            eventually(lambda: len(prefill.served) + waiting(gateway) == len(clients))
+        assert ask(gateway) == 200
+        eventually(lambda: endings(prefill).count("aborted") == 1)
+        assert gateway.metric("rhodeck_gateway_requeued_total", tier="batch") == 1
+        prefill.let_go.set()
+        engine.let_go.set()
+        for client in clients:
+            client.join()
+            assert client.answer is not None
+            assert events(client.answer.text)[-1] == "[DONE]"
+        assert gateway.metric("rhodeck_gateway_prefills") == 0
+        assert gateway.metric("rhodeck_gateway_node_kv_tokens", kind="booked") == 0
