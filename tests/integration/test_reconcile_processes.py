@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -26,6 +27,8 @@ from control.roles import Actor, Role
 from fleet.clock import SystemClock
 from fleet.policy import default_policy
 from tests.gateway_process import ADMIN_TOKEN, GatewayProcess, eventually
+from tests.oracles import history as h
+from tests.oracles.invariants import judge
 from tests.postgres_server import FreshDatabase
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -69,6 +72,7 @@ class Fleet:
     def __init__(self, database: FreshDatabase, folder: Path) -> None:
         self.database = database
         self.gateways = {name: GatewayProcess(folder / name, name=name) for name in ("gw-1", "gw-2")}
+        self.seen = h.History("processes")
 
     def register(self, urls: dict[str, str]) -> None:
         with Session(self.database.engine) as session, session.begin():
@@ -81,7 +85,23 @@ class Fleet:
             found = queries_policy.gateway_states(session, SystemClock().now())
         return {state.name: state for state in found}
 
+    def running(self, name: str) -> h.Running | None:
+        """Return what a gateway says it runs; None when nobody answers."""
+        try:
+            said = self.gateways[name].status()
+        except httpx.HTTPError:
+            return None
+        return h.Running(*(said[key] for key in ("boot_id", "epoch", "generation", "digest", "revision")))
+
+    def look(self) -> None:
+        """Write down what every gateway runs now."""
+        for name in self.gateways:
+            running = self.running(name)
+            if running is not None:
+                self.seen.add(h.Heard(name, running))
+
     def run_revision(self, number: int) -> bool:
+        self.look()
         return all(
             (state.condition, state.revision_observed) == ("converged", number)
             for state in self.states().values()
@@ -182,6 +202,8 @@ def test_publish_kill_restart_and_a_push_by_hand_all_end_converged(
     for path in killed.state_dir.rglob("*assignment*"):  # its disk is lost too
         path.unlink()
     killed.start()
+    empty = h.Running("", 0, 0, None)
+    fleet.seen.add(h.Booted("gw-1", empty, empty))
     eventually(lambda: fleet.run_revision(2), within_s=60)
     status = killed.status()
     assert status["digest"] == digests["gw-1"]
@@ -190,7 +212,8 @@ def test_publish_kill_restart_and_a_push_by_hand_all_end_converged(
 
     with fleet.database.engine.connect() as connection:
         stored = connection.scalar(text("SELECT document FROM assignment WHERE gateway = 'gw-2'"))
-    by_hand = stored | {"kv_share_ratio": 0.9, "epoch": 1, "generation": status["generation"] + 50}
+    epoch = fleet.gateways["gw-2"].status()["epoch"]  # a leader that was too slow leads under a higher one
+    by_hand = stored | {"kv_share_ratio": 0.9, "epoch": epoch, "generation": status["generation"] + 50}
     assert fleet.gateways["gw-2"].push(by_hand).status_code == 200
     eventually(lambda: fleet.gateways["gw-2"].status()["digest"] == digests["gw-2"], within_s=60)
     eventually(lambda: fleet.run_revision(2), within_s=60)
@@ -201,6 +224,7 @@ def test_publish_kill_restart_and_a_push_by_hand_all_end_converged(
     eventually(lambda: fleet.run_revision(3), within_s=60)
     with Session(fleet.database.engine) as session:
         assert audit.verify(session) is None
+    judge(fleet.seen)
 
 
 def test_an_invalid_document_forced_past_the_commands_changes_nothing_and_says_why(
@@ -209,7 +233,7 @@ def test_an_invalid_document_forced_past_the_commands_changes_nothing_and_says_w
     fleet.register({name: gateway.base_url for name, gateway in fleet.gateways.items()})
     start("only")
     eventually(lambda: fleet.run_revision(1), within_s=60)
-    before = {name: gateway.status()["digest"] for name, gateway in fleet.gateways.items()}
+    before = {name: fleet.running(name) for name in fleet.gateways}
     with fleet.database.engine.begin() as connection:
         connection.execute(
             text(
@@ -229,7 +253,12 @@ def test_an_invalid_document_forced_past_the_commands_changes_nothing_and_says_w
     for state in fleet.states().values():
         assert state.pointer == "/tiers"
         assert "tier weights sum to 95" in state.message
-    assert {name: gateway.status()["digest"] for name, gateway in fleet.gateways.items()} == before
+    for name, running in before.items():
+        now = fleet.running(name)
+        assert running is not None
+        assert now is not None
+        fleet.seen.add(h.Arrived(name, "only", 0, 0, None, "invalid", running, now))
+    judge(fleet.seen)
 
 
 def test_a_standby_takes_over_and_the_stopped_leaders_late_push_is_refused(
@@ -274,3 +303,5 @@ def test_a_standby_takes_over_and_the_stopped_leaders_late_push_is_refused(
     new.process.kill()
     eventually(lambda: fleet.leader().owner == "old", within_s=60)
     assert fleet.leader().epoch == first.epoch + 2
+    fleet.look()
+    judge(fleet.seen)

@@ -39,15 +39,14 @@ def i01_monotone_revision(seen: History) -> None:
 
 def i02_immutable_revision(seen: History) -> None:
     """Under one (epoch, generation) a gateway holds one content for ever, while its file stands."""
-    content: dict[tuple[str, int, int], str | None] = {}
+    content: dict[tuple[str, int, int], str] = {}
     for fact in seen.facts:
         if type(fact) is h.Booted and fact.kept.digest is None:
             content = {key: digest for key, digest in content.items() if key[0] != fact.gateway}
-        elif type(fact) is h.Arrived:
-            now = fact.after
-            if now.digest is not None:
-                key = (fact.gateway, now.epoch, now.generation)
-                assert content.setdefault(key, now.digest) == now.digest, (seen.name, key)
+        now = fact.after if type(fact) is h.Arrived else fact.running if type(fact) is h.Heard else None
+        if now is not None and now.digest is not None:
+            key = (fact.gateway, now.epoch, now.generation)
+            assert content.setdefault(key, now.digest) == now.digest, (seen.name, key)
 
 
 def i03_fencing(seen: History) -> None:

@@ -683,7 +683,7 @@ class PushWorld:
         running = {name: self.gateways[name].digest for name in desired}
         self.seen.add(h.Passed(desired, running))
 
-    async def run(self, events: int, passes_after: int = 5) -> History:
+    async def run(self, events: int, passes_after: int = 4) -> History:
         """Let `events` things happen, a pass of both controllers after each; then let all be well."""
         for _ in range(events):
             self.act()
@@ -756,7 +756,7 @@ class Wires:
         return self.world
 
     async def play(
-        self, seed: int, mutant: Mutant = SOUND, *, events: int = 8, loses: bool = True
+        self, seed: int, mutant: Mutant = SOUND, *, events: int = 5, loses: bool = True
     ) -> History:
         """Return the history of one schedule."""
         self.world = PushWorld(seed, self.folder, self.library, mutant, loses=loses)

@@ -39,7 +39,7 @@ def test_ten_thousand_schedules_break_no_invariant(wires: Wires, part: int) -> N
 
     async def study() -> None:
         for seed in range(part, SCHEDULES, PARTS):
-            seen = await wires.play(seed, events=6)
+            seen = await wires.play(seed)
             judge(seen)
             kinds.update(type(fact).__name__ for fact in seen.facts)
             answers.update(fact.answer for fact in seen.of(h.Arrived))
@@ -57,8 +57,8 @@ def test_ten_thousand_schedules_break_no_invariant(wires: Wires, part: int) -> N
 def test_losing_messages_costs_time_and_nothing_else(wires: Wires) -> None:
     async def study() -> None:
         for seed in range(300):
-            lossy = await wires.play(seed, events=6)
-            calm = await wires.play(seed, events=6, loses=False)
+            lossy = await wires.play(seed)
+            calm = await wires.play(seed, loses=False)
             i12_level_triggered(lossy, calm)
 
     asyncio.run(study())
@@ -91,7 +91,7 @@ def test_a_safeguard_that_is_taken_out_is_missed(wires: Wires, proof: Proof) -> 
     async def study() -> set[str]:
         noticed: set[str] = set()
         for seed in range(400):
-            noticed |= broken(await wires.play(seed, mutant, events=6))
+            noticed |= broken(await wires.play(seed, mutant))
             if proof.noticed_by <= noticed:
                 break
         return noticed
