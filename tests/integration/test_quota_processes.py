@@ -92,6 +92,10 @@ def test_one_quota_over_three_gateways_while_its_controller_is_killed_and_replac
             crowd.end()
 
 
+#: A connection that is closed while it is idle would be opened, and dealt, anew.
+KEPT = httpx.Limits(max_keepalive_connections=1, keepalive_expiry=None)
+
+
 def connections(group: GatewayGroup, wanted: list[int]) -> list[httpx.Client]:
     """Return one kept connection for each wanted number of a process: the kernel deals, we pick."""
     kept: list[httpx.Client | None] = [None] * len(wanted)
@@ -102,7 +106,7 @@ def connections(group: GatewayGroup, wanted: list[int]) -> list[httpx.Client]:
     for _ in range(200):
         if all(kept):
             break
-        client = httpx.Client(base_url=group.base_url, trust_env=False, timeout=60)
+        client = httpx.Client(base_url=group.base_url, trust_env=False, timeout=60, limits=KEPT)
         before = counts()
         client.get("/v1/models")  # without a key: only the process that has the connection counts it
         number = [now - was for now, was in zip(counts(), before, strict=True)].index(1.0) + 1
@@ -119,7 +123,7 @@ def test_three_processes_on_one_port_use_one_quota_though_the_kernel_deals_them_
     database: FreshDatabase, engine: FakeEngine, tmp_path: Path, controllers: Controllers
 ) -> None:
     burst = 1_200  # twelve seconds of the quota: a machine that stalls as long loses nothing of it
-    with GatewayGroup(tmp_path / "gw", 3).running() as group:
+    with GatewayGroup(tmp_path / "gw", 3, "--keep-alive-s", "900").running() as group:
         key = register(database, engine, {one.name: one.base_url for one in group.members}, burst)
         controllers.start("c1")
         wait_until_served(group.members)
