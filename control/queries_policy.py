@@ -87,6 +87,9 @@ class GatewayState:
     over: Mapping[str, OverQuota] = field(default_factory=dict[str, OverQuota])  # tenants above their quota
     group: str | None = None  # the gateway it is one of several processes of
     prompts: Mapping[str, PromptFit] = field(default_factory=dict[str, PromptFit])  # by model
+    nodes_apart: Mapping[str, str] = field(
+        default_factory=dict[str, str]
+    )  # why they take no, or little, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +285,7 @@ def _gateway_state(
         draining=status.draining if status else False,
         over=status.over if status else {},
         prompts=status.prompts if status else {},
+        nodes_apart=status.nodes_apart if status else {},
     )
 
 

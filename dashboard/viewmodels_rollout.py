@@ -182,5 +182,13 @@ def _why(g: GatewayState) -> str:
         f"{tenant} over by {words.count(by.tokens)} tokens, {words.count(by.requests)} requests"
         for tenant, by in list(g.over.items())[:3]
     ]
+    said += _nodes_out(g)
     said += [f"does not enforce {', '.join(g.unsupported)}"] if g.unsupported else []
     return "; ".join(said)
+
+
+def _nodes_out(g: GatewayState) -> list[str]:
+    """Return the nodes a gateway keeps out, or on trial, by its own judgement; at most three."""
+    found = [(node, why) for node, why in g.nodes_apart.items() if why in ("ejected", "on trial")]
+    said = [f"node {node} {why}" for node, why in found[:3]]
+    return [*said, f"{len(found) - 3} more nodes out"] if len(found) > 3 else said
