@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import live_plot, words
+from dashboard import live_plot, recovery, words
 from dashboard.charts import Figure
 from dashboard.data import Pulse, Reading
 from dashboard.marks import marked
@@ -123,6 +123,8 @@ def problem(found: Reading[Any], now: datetime, zone: Zone) -> bool:
         f"(from {zone.clock(found.as_of)})."
     )
     failure(found.problem, title="Not up to date", also=shown)
+    if found.value is None:
+        recovery.note()
     return found.value is None
 
 

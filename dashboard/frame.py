@@ -10,7 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import access, components, data, data_alerts, state
+from dashboard import access, components, data, data_alerts, recovery, state
 from dashboard import viewmodels_alerts as alerts
 from dashboard.routes import SIGN_IN_PATH
 from dashboard.viewmodels import ALERTS_PAGE
@@ -97,8 +97,11 @@ def strip(person: access.Person) -> None:
                 icon=alerts.badge_icon(found),
                 help=alerts.badge_help(found),
             )
+            recovery.again_if_due(data.now(), is_away=pulse.problem is not None)
 
         components.live(beat, chosen.tick_s())
+        if not chosen.is_live:
+            components.live(wait_for_data, state.TICK_S)
         st.space("stretch")
         with st.container(width="content", gap=None):
             st.markdown(
@@ -108,10 +111,16 @@ def strip(person: access.Person) -> None:
                 st.button("Sign out", key="sign_out", type="tertiary", on_click=access.sign_out)
 
 
+def wait_for_data() -> None:
+    """Draw the page again once the database answers, if it lacks something."""
+    recovery.again_if_due(data.now(), is_away=data.pulse().problem is not None)
+
+
 def main() -> None:
     """Draw the page that was asked for, for whoever asks."""
     st.set_page_config(page_title="Rhodeck", page_icon="\u03c1", layout="wide")
     components.style()
+    recovery.begin()
     try:
         asked = navigation()
         person = access.look_up(is_active=True)
@@ -128,6 +137,10 @@ def main() -> None:
         asked.run()
     except FleetError as exc:
         components.failure(exc, title="Rhodeck cannot show this page")
+        recovery.note()
+        components.live(wait_for_data, state.TICK_S)
+    finally:
+        recovery.end()
 
 
 main()
