@@ -219,7 +219,10 @@ def test_a_rejected_gateway_says_field_and_reason_first() -> None:
 
 
 def test_the_models_whose_prompts_are_estimated_worst_come_first_and_old_words_are_left_out() -> None:
-    good, bad = PromptFit(bytes_per_token=4.1, error_ratio=0.03), PromptFit(bytes_per_token=2, error_ratio=1.5)
+    good, bad = (
+        PromptFit(bytes_per_token=4.1, error_ratio=0.03),
+        PromptFit(bytes_per_token=2, error_ratio=1.5),
+    )
     told = replace(gateway("converged"), prompts={"m-8b": good, "m-70b": bad})
     silent = replace(gateway("unreachable"), prompts={"m-1b": bad})
     rows = viewmodels_rollout.prompt_rows([told, silent])
