@@ -47,7 +47,7 @@ from fleet.offers import NodeState
 log = logging.getLogger(__name__)
 
 _CUT_OFF_S = 2  # time for cut-off requests to end after the drain deadline
-_LAST_ANSWERS_S = 1.0  # connections get so long for one more answer, which says that it is the last
+_LAST_ANSWERS_S = 3.0  # connections get so long for one more answer, which says that it is the last
 
 
 def open_state(settings: Settings, clock: Clock) -> GatewayState:

@@ -60,7 +60,7 @@ def test_a_proxy_passes_streams_refusals_and_ends_as_the_gateway_makes_them(
     engine.served.clear()
     with proxy.client() as client:
         # Events come while the engine still produces: nothing gathers them.
-        body = chat("tokens=50 pause=0.05", stream=True)
+        body = chat("tokens=60 pause=0.1", stream=True)
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(line for line in lines if line).startswith("data: {")

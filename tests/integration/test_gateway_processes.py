@@ -126,7 +126,7 @@ def test_sigterm_drains_all_processes_and_running_streams_end_whole(
 
     def stream() -> None:
         with httpx.Client(trust_env=False, timeout=60) as client:
-            ends.append(group.ask(client, chat("tokens=60 pause=0.05", stream=True)).text)
+            ends.append(group.ask(client, chat("tokens=40 pause=0.05", stream=True)).text)
 
     threads = [threading.Thread(target=stream) for _ in range(6)]
     for thread in threads:
