@@ -115,15 +115,15 @@ def test_a_node_that_was_ejected_comes_back_by_a_few_trials(
     document["policy"]["routing"] = {"ejection": {"base_s": 1.0, "trial_requests": 2}}
     assert gateway.push(document).status_code == 200
     serve(gateway, 6, "fault=500")
-    (name,) = [node for node, why in gateway.status()["nodes_apart"].items() if why == "ejected"]
-    assert gateway.metric("rhodeck_gateway_node_ejections_total", node=name) == 1
+    (name,) = gateway.status()["nodes_apart"]  # of two nodes only one may be out
+    assert gateway.metric("rhodeck_gateway_node_ejections_total", node=name) >= 1
     eventually(lambda: gateway.status()["nodes_apart"] == {name: "on trial"})
     eventually(lambda: usable(gateway) == 2)
     assert gateway.metric("rhodeck_gateway_node_trial", node=name) == 1
     assert gateway.metric("rhodeck_gateway_nodes", state="trial") == 1
     back = next(engine for engine in engines if engine.name == name)
     before = len(back.served)
-    threads = [threading.Thread(target=serve, args=(gateway, 1, "tokens=40 pause=0.05")) for _ in range(12)]
+    threads = [threading.Thread(target=serve, args=(gateway, 1, "tokens=40 pause=0.25")) for _ in range(12)]
     for thread in threads:
         thread.start()
     eventually(lambda: sum(engine.running for engine in engines) == 12)

@@ -143,7 +143,7 @@ def test_a_client_that_leaves_while_its_request_waits_again_leaves_nothing(
     gateway: GatewayProcess, engine: HoldingEngine
 ) -> None:
     push(gateway, engine, 1)
-    clients = fill(gateway, engine, stream=True, timeout_s=4.0)
+    clients = fill(gateway, engine, stream=True, timeout_s=8.0)
     assert ask(gateway) == 200
     for client in clients:
         client.join()  # all leave: running, waiting, or waiting again
