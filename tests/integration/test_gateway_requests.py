@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
+from fleet.messages import UsageRecord
 from tests.gateway_process import (
     MODEL,
     PROMPT_TOKENS,
@@ -39,6 +40,23 @@ def gateway(shared: GatewayProcess, engine: FakeEngine) -> GatewayProcess:
 def is_idle(gateway: GatewayProcess) -> bool:
     status = gateway.status()
     return status["in_flight_requests"] == 0 and status["in_flight_tokens"] == 0
+
+
+def test_each_record_says_just_what_its_message_has(gateway: GatewayProcess, engine: FakeEngine) -> None:
+    # records are written without the model: that must not tell on them
+    with gateway.client() as client:
+        for body in (
+            chat("tokens=2"),
+            chat("tokens=2", stream=True),
+            chat("tokens=2 fault=no_usage", stream=True),
+            chat("fault=400"),
+            chat("fault=500"),
+        ):
+            client.post("/v1/chat/completions", json=body)
+    records = gateway.usage()
+    assert len(records) == 5
+    for record in records:
+        assert UsageRecord.model_validate(record, strict=False).model_dump(mode="json") == record
 
 
 def test_whole_answer_passes_through_and_is_booked(gateway: GatewayProcess, engine: FakeEngine) -> None:
