@@ -36,6 +36,11 @@ def gate_families(snapshot: GateSnapshot, limiters: Limiters | None) -> Iterator
         snapshot.most_passed_ratio_by_tier,
     )
     yield _by_tier(
+        "most_ahead_ratio",
+        "Furthest another tier was ahead of its share past one that waited, to its bound; at most 1.",
+        snapshot.most_ahead_ratio_by_tier,
+    )
+    yield _by_tier(
         "dispatched_tokens_total", "Tokens started.", snapshot.dispatched_tokens_by_tier, "counter"
     )
     yield _by_tier("tenant_jain_index", "Jain's index of backlogged tenants' shares by weight.", jain)

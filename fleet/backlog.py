@@ -8,6 +8,7 @@ large request starving behind small ones, and small ones of a low tier taking ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from fleet.budget import NodeBudget, Pool
@@ -15,10 +16,11 @@ from fleet.fairflows import Lane
 from fleet.fairqueue import FairQueue
 from fleet.lines import Lines
 from fleet.offers import Ticket
-from fleet.outcomes import TIERS, Tier
+from fleet.outcomes import Tier
 from fleet.placement import Placement
 from fleet.policy import Policy
 from fleet.tierstate import TierState
+from fleet.wait_estimate import LASTING_S, Rival, wait_s
 
 
 class _Blocked:
@@ -45,7 +47,9 @@ class Backlog:
 
     def apply(self, policy: Policy) -> None:
         """Take in weights, order and nodes. What waits keeps its place."""
-        self.queue.set_weights({tier: policy.tiers[tier].weight for tier in TIERS})
+        for tier, state in self.queue.tiers.items():
+            state.weight = policy.tiers[tier].weight
+            state.timeout_s = policy.tiers[tier].queue_timeout_s
         self._is_fifo = policy.admission.order == "fifo"
         self._lines.apply(self._placement.pools)
         self._pools = list({id(pool): pool for pool in self._placement.pools.values()}.values())
@@ -81,9 +85,11 @@ class Backlog:
     def join(self, ticket: Ticket, now_s: float) -> None:
         """Queue a request."""
         self.queue.push(ticket)
-        meter = ticket.line.model.meter
-        if not meter.is_busy:
-            meter.set_busy(True, now_s)
+        line = ticket.line
+        if line.requests == 1:
+            line.waits_since_s = now_s
+            if not line.model.meter.is_busy:
+                line.model.meter.set_busy(True, now_s)
 
     def kept_from(self, ticket: Ticket) -> list[Ticket]:
         """Return the parked requests that it may not pass."""
@@ -104,6 +110,35 @@ class Backlog:
         self.leave(ticket, now_s)
         ticket.line.model.meter.add(ticket.tokens, now_s)
         self._count_start(ticket, book, in_turn=in_turn, tenant_in_turn=in_turn)
+        self._note_ahead(ticket, book)
+
+    def _note_ahead(self, ticket: Ticket, book: NodeBudget) -> None:
+        """Note how far its tier is ahead now of others that wait for the node, against the bound.
+
+        The bound is its own size and that of the request of the other tier that is next and does not fit.
+        """
+        state = self.queue.tiers[ticket.tier]
+        for other in self.queue.tiers.values():
+            if other.requests and other is not state:
+                lead = self.queue.lead_tokens(state, other)
+                if lead > other.most_ahead_ratio * ticket.tokens:
+                    bound = self._ahead_bound(ticket, other, book)
+                    if bound:
+                        other.most_ahead_ratio = max(other.most_ahead_ratio, lead / bound)
+
+    def _ahead_bound(self, ticket: Ticket, other: TierState, book: NodeBudget) -> int:
+        """Return the tokens by which it may be ahead of another tier; 0: nobody there waits for the node.
+
+        Requests that are next later than it was do not count.
+        """
+        next_here = [
+            one.tokens
+            for one in self._parked.values()
+            if one.tier is other.tier
+            and not (ticket.is_parked and ticket.ticket_id < one.ticket_id)
+            and self._placement.may_use(one, book)
+        ]
+        return max(next_here) + ticket.tokens if next_here else 0
 
     def start_directly(self, ticket: Ticket, book: NodeBudget) -> None:
         """Count a request that starts without having waited."""
@@ -169,15 +204,19 @@ class Backlog:
     def _next_parked(self, tier: Tier, blocked: _Blocked, now_s: float) -> tuple[Ticket, NodeBudget] | None:
         for lane, ticket in self._parked.items():
             if ticket.tier is tier and lane not in blocked.parked:
-                book = self.place(ticket, now_s)
-                if book is not None:
-                    return ticket, book
+                pool = lane.line.pool
+                if pool is not None and ticket.room_tokens <= pool.most_room:
+                    book = self.place(ticket, now_s)
+                    if book is not None:
+                        return ticket, book
                 blocked.parked.add(lane)
         return None
 
     def _next_head(
         self, state: TierState, blocked: _Blocked, now_s: float
     ) -> tuple[Ticket, NodeBudget, bool] | None:
+        if self._parked and self._holds_all_back(state):
+            return None
         while True:
             has_parked = False
             for place, (_, _, ticket, lane) in enumerate(state.heads()):
@@ -196,6 +235,17 @@ class Backlog:
             if not has_parked:
                 return None
 
+    def _holds_all_back(self, state: TierState) -> bool:
+        """Say whether in each lane of a tier one is parked that not even the smallest may pass now."""
+        least = self.queue.least_tokens()
+        for lane in state.lanes:
+            parked = lane.parked
+            if parked is None or parked.tokens - parked.passed_tokens >= least:
+                return False
+            if not self._placement.keeps_all(parked, parked):
+                return False
+        return True
+
     def _nothing_fits(self, ticket: Ticket) -> bool:
         """Say whether nothing that waits would fit on its nodes: then the order stays open."""
         pool, least = ticket.line.pool, self.queue.least_tokens()
@@ -203,10 +253,20 @@ class Backlog:
 
     def expected_wait_s(self, ticket: Ticket, now_s: float) -> float | None:
         """Return how long a request about to join would wait; None without enough evidence."""
-        rate = ticket.line.model.meter.tokens_per_s(now_s)
+        line, tiers = ticket.line, self.queue.tiers
+        rate = line.model.meter.tokens_per_s(now_s)
         if rate is None:
             return None
-        return self.queue.expected_wait_s(ticket, rate, is_fifo=self._is_fifo)
+        rivals: list[Rival] = []
+        for other in line.model.lines.values():
+            if other.requests and other is not line:
+                state = tiers[other.tier]
+                if now_s - other.waits_since_s > LASTING_S:
+                    rivals.append((state.weight, math.inf, math.inf))
+                else:
+                    rivals.append((state.weight, other.tokens, state.timeout_s))
+        ahead = self.queue.tokens_ahead(ticket, is_fifo=self._is_fifo)
+        return wait_s(ahead, tiers[line.tier].weight, rivals, rate)
 
     def clearing_s(self, ticket: Ticket, now_s: float) -> float | None:
         """Return how long its model's queue takes to drain at the present rate; None: not known."""

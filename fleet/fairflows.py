@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: How many tokens a flow that ran while others were blocked may owe them at least.
 LARGEST_DEBT_TOKENS = 65_536
+#: A flow is looked through for what stands before a newcomer up to so many.
+_LOOKED_THROUGH = 32
 
 
 class FairTags:
@@ -101,6 +103,15 @@ class Flow:
         elif len(heap) > 2 * self.requests + 32:
             self.heap = [entry for entry in heap if entry[2].is_waiting]
             heapq.heapify(self.heap)
+
+    def tokens_before(self, ticket: Ticket) -> int:
+        """Return the tokens of what stands before one about to join; in a long queue by size alone."""
+        heap = self.heap
+        if len(heap) <= _LOOKED_THROUGH:
+            key = ticket.key
+            return sum(one.tokens for at, _, one in heap if at <= key and one.is_waiting)
+        bits = ticket.tokens.bit_length()
+        return sum(tokens for size, tokens in self.tokens_by_bits.items() if size <= bits)
 
 
 class Lane:

@@ -14,7 +14,7 @@ Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import attrgetter
 
 from fleet.fairflows import LARGEST_DEBT_TOKENS, Lane
@@ -42,11 +42,6 @@ class FairQueue:
         self._bits_waiting = 0  # bit b is set while a request whose size has b bits waits
         self.requests = 0
         self.tokens = 0
-
-    def set_weights(self, weights: Mapping[Tier, int]) -> None:
-        """Set the tiers' shares (> 0). What waits keeps its place inside its tier."""
-        for tier, state in self.tiers.items():
-            state.weight = weights[tier]
 
     def push(self, ticket: Ticket) -> None:
         """Queue a request."""
@@ -222,30 +217,17 @@ class FairQueue:
         oldest_s = state.oldest_s()
         return TierQueue(state.requests, state.tokens, 0.0 if oldest_s is None else now_s - oldest_s)
 
-    def expected_wait_s(self, ticket: Ticket, tokens_per_s: float, *, is_fifo: bool) -> float:
-        """Return how long a request about to join would wait at a drain rate of its model (> 0).
+    def tokens_ahead(self, ticket: Ticket, *, is_fifo: bool) -> float:
+        """Return the tokens of its model and tier that start before a request about to join.
 
-        The smaller of two estimates: all of its tier is served first at the tier's share; or what stands
-        before it in its own flow is served at the flow's share. Larger requests of its flow are taken
-        to stand behind it (shortest job first), so the estimate is low rather than high.
+        The smaller of two estimates: all that waits; or what stands before it in its own flow, and as much
+        of the others by their weights.
         """
-        line, state = ticket.line, self.tiers[ticket.tier]
-        all_weights = state.weight
-        for other in line.model.lines.values():
-            if other is not line and other.requests:
-                all_weights += self.tiers[other.tier].weight
-        rate = tokens_per_s * (state.weight / all_weights)
-        tier_tokens = line.tokens
+        line = ticket.line
         lane = line.lanes.get(ticket.size_class)
-        flow = lane.flows.get(ticket.account) if lane is not None else None
+        flow = lane.flows.get(ticket.holder.name) if lane is not None else None
         if lane is None or flow is None or not flow.requests:
             active = ticket.weight + (lane.active_weight if lane is not None else 0)
-            return min(tier_tokens, ticket.tokens * active / ticket.weight) / rate
-        bits = ticket.tokens.bit_length()
-        before = flow.tokens
-        if not is_fifo:
-            before = 0
-            for size, tokens in flow.tokens_by_bits.items():
-                if size <= bits:
-                    before += tokens
-        return min(tier_tokens, before * lane.active_weight / flow.weight) / rate
+            return min(line.tokens, ticket.tokens * active / ticket.weight)
+        before = flow.tokens if is_fifo else flow.tokens_before(ticket)
+        return min(line.tokens, before * lane.active_weight / flow.weight)

@@ -379,6 +379,9 @@ class Gate:
             nodes={book.name: book.use(now_s) for book in self._placement},
             oldest_lease_age_s=0.0 if oldest is None else now_s - oldest.opened_at_s,
             most_passed_ratio_by_tier=dict(self._tally.most_passed_ratio),
+            most_ahead_ratio_by_tier={
+                tier: state.most_ahead_ratio for tier, state in self._queue.tiers.items()
+            },
             jain_by_tier={tier: self._queue.jain(tier, now_s) for tier in TIERS},
             queue_timeout_s_by_tier=dict(self._tickets.timeouts_s),
         )

@@ -171,7 +171,8 @@ class _Replay:
         self.gate.apply(assignment_of(policy, nodes, models), start_s)
         self.heard_at_s = -math.inf
         self.next_observe_s = start_s
-        self.longer: dict[int, Lease] = {}  # answers longer than what was reserved for them
+        # Answers longer than what was reserved for them, and from when on they can be seen to be.
+        self.longer: dict[int, tuple[Lease, float]] = {}
         self._observe(start_s)
         self.due_s = self.next_observe_s
         self.leases: dict[int, Lease] = {}
@@ -240,21 +241,28 @@ class _Replay:
 
     def _run_until(self, until_s: float, now_s: float = 0.0) -> float:
         """Let everything happen that is due at or before `until_s`. Return the time of the last."""
-        is_last = until_s == _NEVER
+        is_last, servers, waiting = until_s == _NEVER, self.servers, self.waiting
         while True:
-            self._set_due()
-            if self.due_s > until_s or (is_last and not self.leases and not self.waiting):
+            if waiting:
+                self._set_due()
+                due_s = self.due_s
+            else:  # as `_set_due`, which would cost a call for each request
+                next_s, observe_s = servers.next_s, self.next_observe_s
+                self.due_s = due_s = next_s if next_s < observe_s else observe_s
+            if due_s > until_s or (is_last and not self.leases and not waiting):
                 return now_s
-            now_s = self.due_s
-            if self.servers.next_s <= now_s:
+            now_s = due_s
+            if servers.next_s <= now_s:
                 self._finish(now_s)
             elif self.next_observe_s <= now_s:
                 self._observe(now_s)
-            if self.waiting:
+            if waiting:
                 self._poll(now_s)
 
     def _observe(self, now_s: float) -> None:
-        for place, lease in self.longer.items():
+        for place, (lease, from_s) in self.longer.items():
+            if now_s < from_s:
+                continue
             produced = self.servers.produced(place, now_s)
             if produced > lease.output_tokens:
                 self.gate.extend(lease, produced, now_s)
@@ -279,7 +287,7 @@ class _Replay:
         if servers.next_s < self.due_s:
             self.due_s = servers.next_s
         if arrival.output_tokens > lease.output_tokens:
-            self.longer[place] = lease
+            self.longer[place] = lease, servers.produces_at_s(place, lease.output_tokens)
             self.next_observe_s = min(self.next_observe_s, now_s + self.observe_every_s)
             self.due_s = min(self.due_s, self.next_observe_s)
 

@@ -28,7 +28,7 @@ class Model:
     def __init__(self, name: str, lengths: dict[str, LengthSketch]) -> None:
         self.name = name
         self.lengths = lengths  # by endpoint
-        self.meter = DrainMeter()
+        self.meter = DrainMeter()  # of all tiers
         self.requests = 0  # that wait
         self.tokens = 0
         self.lines = {tier: Line(self, tier) for tier in TIERS}
@@ -37,12 +37,13 @@ class Model:
 class Line:
     """One model in one tier."""
 
-    __slots__ = ("lanes", "model", "pool", "requests", "tier", "tokens")
+    __slots__ = ("lanes", "model", "pool", "requests", "tier", "tokens", "waits_since_s")
 
     def __init__(self, model: Model, tier: Tier) -> None:
         self.model = model
         self.tier = tier
         self.pool: Pool | None = None  # no node serves it
+        self.waits_since_s = 0.0  # without a break, while something waits
         self.lanes: dict[str | None, Lane] = {}  # by size class
         self.requests = 0  # that wait
         self.tokens = 0

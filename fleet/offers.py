@@ -277,5 +277,6 @@ class GateSnapshot:
     nodes: Mapping[str, NodeUse]
     oldest_lease_age_s: float  # 0 when none is open
     most_passed_ratio_by_tier: Mapping[Tier, float]  # of a started request's own tokens; at most 1
+    most_ahead_ratio_by_tier: Mapping[Tier, float]  # of other tiers past one that waited, to its bound
     jain_by_tier: Mapping[Tier, float | None]  # of backlogged tenants; None: fewer than two
     queue_timeout_s_by_tier: Mapping[Tier, float]  # nothing waits longer; empty before an assignment

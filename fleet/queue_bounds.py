@@ -10,7 +10,7 @@ from fleet.backlog import Backlog
 from fleet.limiters import Limiter, Limiters, Mode
 from fleet.offers import Limit, Refused, Ticket
 from fleet.outcomes import TIERS, Outcome, Tier
-from fleet.policy import MAX_QUEUED_REQUESTS, Policy, TierPolicy
+from fleet.policy import MAX_QUEUED_REQUESTS, Policy
 from fleet.refusals import Refusals
 
 
@@ -24,7 +24,7 @@ class QueueBounds:
         self._own_bound = MAX_QUEUED_REQUESTS if max_queued_requests is None else max_queued_requests
         self._requests = self._own_bound
         self._tokens: int | None = None
-        self._tiers: dict[Tier, TierPolicy] = {}
+        self._bounds: dict[Tier, tuple[int, float]] = {}  # of a tier: requests, seconds
         self._limiters = Limiters()
 
     def apply(self, policy: Policy) -> None:
@@ -32,18 +32,17 @@ class QueueBounds:
         admission = policy.admission
         self._requests = min(self._own_bound, admission.max_waiting_requests or self._own_bound)
         self._tokens = admission.max_waiting_tokens
-        self._tiers = {tier: policy.tiers[tier] for tier in TIERS}
+        tiers = {tier: policy.tiers[tier] for tier in TIERS}
+        self._bounds = {tier: (one.max_queued_requests, one.queue_timeout_s) for tier, one in tiers.items()}
         self._limiters = policy.limiters
 
     def refusal(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when its tier's queue is full or too slow for it."""
-        tier_policy = self._tiers[ticket.tier]
+        bound, timeout_s = self._bounds[ticket.tier]
         queued = self._backlog.queue.length(ticket.tier)
-        bound = tier_policy.max_queued_requests
         if queued >= bound and not self._lets_through(ticket, Limiter.QUEUE_LENGTH):
             return self._is_full(ticket, now_s, f"({ticket.tier})", queued, bound)
         wait_s = ticket.expected_wait_s = self._backlog.expected_wait_s(ticket, now_s)
-        timeout_s = tier_policy.queue_timeout_s
         if wait_s is None or wait_s <= timeout_s or self._lets_through(ticket, Limiter.EXPECTED_WAIT):
             return None
         reason = f"it would wait about {wait_s:.1f} s; {ticket.tier} requests wait at most {timeout_s:g} s"
@@ -105,4 +104,4 @@ class QueueBounds:
     def clearing_s(self, ticket: Ticket, now_s: float) -> float:
         """Return when the queue will have drained; its timeout where the drain rate is not known."""
         clearing_s = self._backlog.clearing_s(ticket, now_s)
-        return self._tiers[ticket.tier].queue_timeout_s if clearing_s is None else clearing_s
+        return self._bounds[ticket.tier][1] if clearing_s is None else clearing_s

@@ -91,6 +91,10 @@ class Servers(Protocol):
         """Return the output tokens a running request has so far."""
         ...
 
+    def produces_at_s(self, place: int, tokens: int) -> float:
+        """Return when a running request will have `tokens` at the earliest."""
+        ...
+
     def states(self, now_s: float) -> list[NodeState]:
         """Return what a poll of the nodes would say."""
         ...
@@ -112,28 +116,33 @@ class PacedServers:
 
     def start(self, place: int, arrival: ServedArrival, node: str, priority: int, now_s: float) -> bool:
         of = self._nodes[node]
+        decode_s, output_tokens = of.decode_s_per_token, arrival.output_tokens
         prefill_s = of.prefill_s_per_token * arrival.request.prompt_tokens
         service_s = arrival.service_s
         if service_s is None:
-            service_s = prefill_s + of.decode_s_per_token * arrival.output_tokens
-        end_s = now_s + service_s
-        heappush(self._ends, (end_s, place, now_s + min(prefill_s + of.decode_s_per_token, service_s)))
-        self._running[place] = (now_s, end_s, arrival.output_tokens)
+            service_s = prefill_s + decode_s * output_tokens
+        end_s, first_s = now_s + service_s, now_s + prefill_s + decode_s
+        heappush(self._ends, (end_s, place, first_s if first_s < end_s else end_s))
+        self._running[place] = (now_s, end_s, output_tokens)
         if end_s < self.next_s:
             self.next_s = end_s
         return True
 
     def finished(self, now_s: float) -> Iterator[tuple[int, float, bool]]:
-        ends = self._ends
+        ends, running = self._ends, self._running
         while ends and ends[0][0] <= now_s:
             _, place, first_s = heappop(ends)
-            del self._running[place]
+            del running[place]
             self.next_s = ends[0][0] if ends else _NEVER
             yield place, first_s, True
 
     def produced(self, place: int, now_s: float) -> int:
         start_s, end_s, tokens = self._running[place]
         return tokens if end_s <= start_s else int(tokens * (now_s - start_s) / (end_s - start_s))
+
+    def produces_at_s(self, place: int, tokens: int) -> float:
+        start_s, end_s, output_tokens = self._running[place]
+        return start_s + (end_s - start_s) * tokens / output_tokens
 
     def states(self, now_s: float) -> list[NodeState]:
         return [
@@ -268,6 +277,9 @@ class EngineServers:
         running = self._running[place]
         found = self._engines[running.node].output_tokens(str(place))
         return running.produced + (found or 0)
+
+    def produces_at_s(self, place: int, tokens: int) -> float:
+        return 0.0  # that depends on what comes
 
     def states(self, now_s: float) -> list[NodeState]:
         found: list[NodeState] = []

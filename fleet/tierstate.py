@@ -57,11 +57,25 @@ class _ByAge:
 class TierState:
     """What waits in one tier."""
 
-    __slots__ = ("_by_age", "_returned", "lanes", "requests", "start", "tags", "tier", "tokens", "weight")
+    __slots__ = (
+        "_by_age",
+        "_returned",
+        "lanes",
+        "most_ahead_ratio",
+        "requests",
+        "start",
+        "tags",
+        "tier",
+        "timeout_s",
+        "tokens",
+        "weight",
+    )
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self.weight = 1
+        self.weight = 1  # its share; what waits keeps its place when it changes
+        self.timeout_s = 0.0
+        self.most_ahead_ratio = 0.0  # other tiers past one that waited here, to their bound: at most 1
         self.start = 0.0  # of its next request, in virtual time of the level of tiers
         self.lanes: list[Lane] = []
         self.tags = FairTags()  # of its tenants

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from gate_world import Server, assignment, node, open_gate, request, tenant
 
+from fleet.backlog import Backlog
 from fleet.gate import Dispatch, Evicted, Lease, Queued
 from fleet.outcomes import TIERS, Outcome, Tier
 
@@ -162,6 +163,30 @@ def test_a_large_request_is_passed_by_at_most_its_own_size_and_one_more(
     passed = sum(lease.tokens for lease in server.started[:-1])
     assert server.started[-1].tokens == 40_000
     assert passed <= 40_000 + 1_000
+
+
+def most_ahead_of_a_large_batch_request() -> float:
+    """Return how far interactive ran ahead past a request of 40,000 on a node of 85,000, to its bound."""
+    server = Server(open_gate(assignment({"acme": tenant(), "rival": tenant(), "filler": tenant()})))
+    fill(server, "filler")
+    large = server.offer(request(0, tier=Tier.BATCH, prompt_tokens=39_000, max_tokens=1_000))
+    assert isinstance(large, Queued)
+    number = 1
+    while server.now_s < 29 and large.ticket.is_waiting:
+        for _ in range(2):
+            server.offer(request(number, tier=Tier.INTERACTIVE))
+            number += 1
+        server.step(0.05)
+    return server.gate.snapshot(server.now_s).most_ahead_ratio_by_tier[Tier.BATCH]
+
+
+def test_other_tiers_run_ahead_of_one_that_waits_by_no_more_than_the_bound_and_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    # by up to 40,000 and a last one of 1,000 of the 41,000 allowed
+    assert 0.9 < most_ahead_of_a_large_batch_request() <= 1
+    monkeypatch.setattr(Backlog, "_may_pass", lambda *_: True)
+    assert most_ahead_of_a_large_batch_request() > 1
 
 
 def test_short_requests_do_not_stand_behind_a_large_one_while_there_is_room():
