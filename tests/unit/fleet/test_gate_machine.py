@@ -394,9 +394,10 @@ class GateMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_twenty_thousand_steps_of_any_order_of_events() -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_twenty_thousand_steps_of_any_order_of_events(part: int) -> None:
     GateMachine.steps = 0
-    runs = settings(max_examples=420, stateful_step_count=60, deadline=None)
+    runs = settings(max_examples=110, stateful_step_count=60, deadline=None)
     run_state_machine_as_test(GateMachine, settings=runs)
-    print(f"{GateMachine.steps} steps")
-    assert GateMachine.steps >= 20_000
+    print(f"part {part}: {GateMachine.steps} steps")
+    assert GateMachine.steps >= 5_000  # in each of four parts
