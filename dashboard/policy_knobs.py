@@ -61,8 +61,8 @@ class Knob:
 
     @property
     def label(self) -> str:
-        """Return the field's name with blanks."""
-        return self.path[-1].replace("_", " ")
+        """Return the field's name with blanks, after that of the part it stands in."""
+        return " ".join(self.path[1:]).replace("_", " ")
 
     def value_in(self, document: Mapping[str, Any]) -> Any:
         """Return what `document` says, or the default where it says nothing."""

@@ -123,11 +123,10 @@ DIFFERENCES: dict[str, Any] = {
 TENANTS: dict[str, Any] = {
     "tenant": column.TextColumn(
         "Tenant",
-        width=140,
+        width=120,
         required=True,
         max_chars=63,
         validate=r"^[a-z0-9][a-z0-9_.-]{0,62}$",
-        pinned=True,
     ),
     "tier": column.SelectboxColumn(
         "Tier", options=["interactive", "batch", "best_effort"], required=True, width=95
@@ -136,10 +135,10 @@ TENANTS: dict[str, Any] = {
         "Tokens/min", min_value=0, step=1, required=True, format="localized", width=110
     ),
     "burst_tokens": column.NumberColumn(
-        "Burst, tokens", min_value=0, step=1, required=True, format="localized", width=125
+        "Burst, tokens", min_value=0, step=1, required=True, format="localized", width=115
     ),
     "max_in_flight_tokens": column.NumberColumn(
-        "In flight, tokens", min_value=0, step=1, required=True, format="localized", width=140
+        "In flight, tokens", min_value=0, step=1, required=True, format="localized", width=125
     ),
     "max_concurrent_requests": column.NumberColumn(
         "Requests",
@@ -150,12 +149,12 @@ TENANTS: dict[str, Any] = {
         width=95,
         help="At once",
     ),
-    "weight": column.NumberColumn("Weight", min_value=1, max_value=10_000, step=1, required=True, width=85),
+    "weight": column.NumberColumn("Weight", min_value=1, max_value=10_000, step=1, required=True, width=75),
     "monthly_budget_usd": column.TextColumn(
         "USD/month", help="Budget. Empty: none", alignment="right", width=110
     ),
     "over_budget": column.SelectboxColumn(
-        "Over budget", options=["warn", "downgrade", "refuse"], required=True, width=120
+        "Over budget", options=["warn", "downgrade", "refuse"], required=True, width=105
     ),
     "quota_mode": column.SelectboxColumn(
         "Quota",

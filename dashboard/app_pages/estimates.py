@@ -33,7 +33,7 @@ with top:
     wrong, others = vm.wrong_answers(ready, compared)
     for line in wrong:
         st.warning(line)
-components.table(vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes", is_wrapped=True)
+components.table(vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes")
 left, right = components.two()
 with left:
     components.plot(charts.cost_and_refusals(compared), key="cost_refusals")
