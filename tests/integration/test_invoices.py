@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from control import invoices as book
@@ -361,3 +362,16 @@ def test_a_line_without_end_and_blank_rows_fill_no_memory() -> None:
 def test_lines_end_as_they_like_and_may_end_within_quotes(end: bytes) -> None:
     body = INVOICE.replace(b"Support", b'"Support\r\n(Business)"').replace(b"\r\n", end)
     assert [line.number for line in read_invoice(body, FileMapping()).lines] == [2, 3, 4, 5]
+
+
+def test_an_imported_invoice_takes_no_more_lines(books: FreshDatabase) -> None:
+    with session_scope(books.engine) as session:
+        made = take(session)
+    added = (
+        "INSERT INTO invoice_line SELECT invoice, 9999, day, label, description, hours, price, amount "
+        "FROM invoice_line WHERE invoice = :id LIMIT 1"
+    )
+    with pytest.raises(DBAPIError, match="has all the lines"), session_scope(books.engine) as session:
+        session.execute(text(added), {"id": made.invoice.id})
+    with session_scope(books.engine) as session:
+        assert session.scalar(select(func.count()).select_from(InvoiceLineRow)) == made.invoice.rows == 4
