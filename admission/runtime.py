@@ -176,6 +176,7 @@ async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
     admin = None
     if doors.admin is not None:
         admin = await loop.create_server(listener.connection, sock=doors.admin.dup(), backlog=BACKLOG)
+    await _nodes_are_known(state)
     await acceptor.take(doors.own)
     host, port = doors.public[doors.own].getsockname()[:2]
     where = {} if doors.admin_port is None else {"admin_port": doors.admin_port}
@@ -193,6 +194,13 @@ async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
     for one in (*helpers, following):
         one.cancel()
     await listener.close(_CUT_OFF_S)
+
+
+async def _nodes_are_known(state: GatewayState) -> None:
+    """Return once a node is open, or was asked in vain: who comes before would be refused for nothing."""
+    until_s = state.clock.monotonic_s() + state.settings.poll_timeout_s
+    while state.assignment is not None and not state.gate.is_ready and state.clock.monotonic_s() < until_s:
+        await asyncio.sleep(0.01)
 
 
 async def _drain(state: GatewayState) -> None:
