@@ -21,6 +21,7 @@ from fleet.ejection import Outliers, Stage
 from fleet.lifesigns import Pulses, node_is_frozen
 from fleet.messages import Assignment, NodeTarget
 from fleet.offers import NodeState, NodeUse
+from fleet.placement import stand_ins
 from fleet.readings import EngineReading, PageReading, PageState, Reason
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,14 @@ class NodeBook:
     _standings: dict[str, Standing] = field(default_factory=dict[str, Standing])
     _polls: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
 
+    def __post_init__(self) -> None:
+        self.outliers.is_closed = self._is_closed
+
+    def _is_closed(self, name: str) -> bool:
+        """Say whether polls closed a node. One that was taken out is not closed on top of that."""
+        standing = self._standings.get(name)
+        return standing is None or standing.closed_because not in ("", "ejected")
+
     def retarget(self, assignment: Assignment) -> None:
         """Follow the assignment: new nodes are polled at once, nodes that left no more."""
         wanted = {node.name: node for node in assignment.nodes}
@@ -78,7 +87,7 @@ class NodeBook:
             poll = asyncio.get_running_loop().create_task(self._follow(standing, offset_s), name=name)
             poll.add_done_callback(_report_end)
             self._polls[name] = poll
-        self.outliers.apply(assignment.policy.routing.ejection, wanted)
+        self.outliers.apply(assignment.policy.routing.ejection, wanted, stand_ins(assignment))
 
     async def close(self) -> None:
         """Stop polling."""

@@ -10,7 +10,7 @@ Source: Envoy, "Outlier detection" (consecutive gateway failures, success rate, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
@@ -49,7 +49,8 @@ class Ejection(BaseModel):
     max_s: Annotated[Real, Field(ge=0.1, le=86_400)] = 60.0
     """Longest time a node is out at once."""
     max_ejected_ratio: Annotated[Real, Field(ge=0, le=0.9)] = 0.5
-    """Largest part of the nodes that is out at the same time; one where that is less than one."""
+    """Largest part of the nodes, and of those that serve the same requests, that is out at the same time.
+    One where that is less than one, and never the last."""
     trial_requests: Annotated[Whole, Field(ge=1, le=1000)] = 3
     """A node that comes back takes so many requests at once until as many were answered."""
 
@@ -97,6 +98,9 @@ class Outliers:
     def __init__(self, rules: Ejection | None = None) -> None:
         self._rules = rules or Ejection()
         self._records: dict[str, Record] = {}
+        self._groups: tuple[frozenset[str], ...] = ()
+        #: Says whether a node takes no work for a reason that is not known here.
+        self.is_closed: Callable[[str], bool] = lambda _: False
         self._due_s: float | None = None
         self.ejections: Counter[tuple[str, str]] = Counter()  # by node and `Because`
         self.failures: Counter[str] = Counter()  # by node
@@ -110,10 +114,14 @@ class Outliers:
         """Return the rules in force."""
         return self._rules
 
-    def apply(self, rules: Ejection, names: Iterable[str]) -> None:
-        """Take in the rules and the nodes there are. Who is out stays out as long as was said."""
+    def apply(self, rules: Ejection, names: Iterable[str], groups: Iterable[Collection[str]] = ()) -> None:
+        """Take in the rules and the nodes there are. Who is out stays out as long as was said.
+
+        `groups`: nodes that can stand in for each other, such as those of one model; each keeps the bounds.
+        """
         self._rules = rules
         wanted = set(names)
+        self._groups = tuple({frozenset(wanted), *(frozenset(group) & wanted for group in groups)})
         for name in self._records.keys() - wanted:
             self.forget(name)
         for name in wanted - self._records.keys():
@@ -167,8 +175,7 @@ class Outliers:
         return out + self._judge(now_s)
 
     def _take_out(self, name: str, record: Record, because: Because, now_s: float) -> list[str]:
-        out = sum(1 for one in self._records.values() if one.stage(now_s) is Stage.OUT)
-        if out >= self.most_out():
+        if not all(self._can_spare(name, group, now_s) for group in self._groups if name in group):
             self.withheld += 1
             return []
         rules = self._rules
@@ -180,10 +187,14 @@ class Outliers:
         self.ejections[name, because.value] += 1
         return [name]
 
-    def most_out(self) -> int:
-        """Return how many nodes may be out at once: never all, and one where there are two."""
-        nodes = len(self._records)
-        return min(max(int(self._rules.max_ejected_ratio * nodes), 1), nodes - 1)
+    def _can_spare(self, name: str, group: frozenset[str], now_s: float) -> bool:
+        """Say whether the others of a group may do without a node: few are out, and one takes requests.
+
+        Without others there is no doing without it, whatever it fails.
+        """
+        out = {one for one in group if self._records[one].stage(now_s) is Stage.OUT}
+        most = max(int(self._rules.max_ejected_ratio * len(group)), 1)
+        return len(out) < most and any(not self.is_closed(one) for one in group - out - {name})
 
     def _judge(self, now_s: float) -> list[str]:
         """At the end of an interval compare success rates, then begin anew."""

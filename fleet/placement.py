@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, product
 
 from fleet.budget import STALE_AFTER_S, NodeBudget, Pool, Shares
 from fleet.messages import Assignment, NodeTarget
@@ -52,6 +52,23 @@ def price_rank(target: NodeTarget, tier: Tier, routing: Routing) -> int | None:
             return 3 if tier is Tier.INTERACTIVE else 0
         return 1 if target.price_class == "reserved" else 2
     return 1 if is_spot and tier is Tier.INTERACTIVE else 0
+
+
+def stand_ins(assignment: Assignment) -> set[frozenset[str]]:
+    """Return the sets of nodes that serve the same requests: those of a name (`pool_names`) and a tier.
+
+    Nodes that drain stand in for nobody.
+    """
+    policy = assignment.policy
+    bound = classes_by_pool(policy.admission.size_classes)
+    found: dict[tuple[str, Tier], set[str]] = {}
+    for target in assignment.nodes:
+        if target.draining:
+            continue
+        for name, tier in product(pool_names(target, bound), TIERS):
+            if price_rank(target, tier, policy.routing) is not None:
+                found.setdefault((name, tier), set()).add(target.name)
+    return {frozenset(names) for names in found.values()}
 
 
 def size_class_of(tokens: int, classes: tuple[SizeClass, ...]) -> SizeClass | None:
@@ -294,7 +311,7 @@ class Placement:
         prefix_hash = hash_of(prefix_key)
         total = sum(book.others_requests + book.requests for book in books)
         budget = sum(book.budget_tokens or 0 for book in books)
-        cap = HOME_LOAD_CAP * (total + 1) / budget
+        cap = HOME_LOAD_CAP * (total + 1) / max(1, budget)
         cool = [book for book in books if _load(book) <= cap] or [min(books, key=_load)]
         return max(cool, key=lambda book: affinity(prefix_hash, book.seed))
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from fleet.ejection import Ejection, Outliers, Stage
 from fleet.gate import Dispatch
+from fleet.outcomes import Tier
+from fleet.placement import stand_ins
 
 
 def outliers(count: int, **rules: object) -> Outliers:
@@ -80,6 +82,49 @@ def test_never_more_than_the_stated_share_is_out_and_never_the_last(nodes: int, 
         fail(made, f"n{place}", 0.0)
     assert sum(record.stage(0.0) is Stage.OUT for _, record in made) == most
     assert made.withheld == nodes - most
+
+
+def test_the_last_node_of_a_model_stays_however_many_other_nodes_there_are():
+    made = Outliers()
+    made.apply(Ejection(), ["a1", "a2", *(f"b{n}" for n in range(6))], [{"a1", "a2"}, {"b0"}])
+    assert fail(made, "a1", 0.0) == ["a1"]
+    assert fail(made, "a2", 0.0) == []  # a1 is out: nobody else has the model
+    assert fail(made, "b0", 0.0) == []  # alone with its model
+    assert fail(made, "b1", 0.0) == ["b1"]
+    assert made.withheld == 2
+    assert fail(made, "a2", 5.1) == ["a2"]  # a1 is on trial again
+
+
+def test_a_part_of_a_group_is_out_at_most_not_the_part_of_the_fleet():
+    # Of 8 nodes 4 may be out; of a model's 4 only 2.
+    group = [f"a{n}" for n in range(4)]
+    made = Outliers()
+    made.apply(Ejection(), [*group, *(f"b{n}" for n in range(4))], [group])
+    assert [out for name in group for out in fail(made, name, 0.0)] == ["a0", "a1"]
+
+
+def test_a_node_that_polls_closed_is_nobody_to_leave_requests_to():
+    made = outliers(3)
+    made.is_closed = {"n1", "n2"}.__contains__
+    assert fail(made, "n0", 0.0) == []
+    made.is_closed = {"n1"}.__contains__
+    assert fail(made, "n0", 0.0, times=1) == ["n0"]
+
+
+def test_nodes_stand_in_for_those_that_serve_the_same_model_phase_and_tier():
+    made = assignment(
+        nodes=[
+            node("a", models=["x"]),
+            node("b", models=["x", "y"]),
+            node("gone", models=["x"], draining=True),
+            node("spot", models=["y"], price_class="spot"),
+            node("p", models=["x"], role="prefill"),
+        ]
+    )
+    # x: a, b; y for interactive: b alone, for batch with spot; x's prompts: p.
+    assert set(made.policy.routing.spot_tiers) == {Tier.BATCH, Tier.BEST_EFFORT}
+    sets = [{"a", "b"}, {"b"}, {"b", "spot"}, {"p"}]
+    assert stand_ins(made) == {frozenset(one) for one in sets}
 
 
 def rates(made: Outliers, failed_of_hundred: list[int], end_s: float = 10.0) -> list[str]:
