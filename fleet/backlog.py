@@ -51,7 +51,8 @@ class Backlog:
             state.weight = policy.tiers[tier].weight
             state.timeout_s = policy.tiers[tier].queue_timeout_s
         self._is_fifo = policy.admission.order == "fifo"
-        self._lines.apply(self._placement.pools)
+        bound = {one.name for one in policy.admission.size_classes if one.pool is not None}
+        self._lines.apply(self._placement.pools, bound)
         self._pools = list({id(pool): pool for pool in self._placement.pools.values()}.values())
 
     def place(self, ticket: Ticket, now_s: float) -> NodeBudget | None:

@@ -79,7 +79,9 @@ class Gate:
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
         self._tally = Tally()
         self._leases: dict[int, Lease] = {}
-        self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._tally, self._leases)
+        self.recalls = Recalls(
+            self._placement, self._backlog, self._tickets, lines, self._tally, self._leases
+        )
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
         self._now_s = 0.0
 
@@ -173,6 +175,7 @@ class Gate:
         if self.recalls.is_on and self._backlog.place(ticket, now_s) is None:
             book = self.recalls.make_room(ticket, now_s)
             if book is not None:
+                self._is_due = True  # where others have room they may start again
                 return book
         limiters = self._entry.limiters
         if limiters is None or limiters.node_room is Mode.ENFORCE:
@@ -311,10 +314,13 @@ class Gate:
         """Raise a lease's booked output to what has been streamed, when that is more.
 
         May exceed the node's budget: the tokens are there already. What is over is admitted against.
+        What streams is not taken back any more.
         """
         more = output_tokens - lease.output_tokens
         if not lease.is_open or more <= 0:
             return
+        if self.recalls.by_node:
+            self.recalls.began(lease)
         lease.output_tokens = output_tokens
         lease.tokens += more
         if lease.held is not None:

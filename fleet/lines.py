@@ -7,13 +7,13 @@ this model".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from fleet.drain import DrainMeter
 from fleet.lengths import LengthSketch, OutputLengths
 from fleet.outcomes import TIERS, Tier
-from fleet.pool_names import model_of
+from fleet.pool_names import model_of, placed_as
 
 if TYPE_CHECKING:
     from fleet.budget import Pool
@@ -67,6 +67,7 @@ class Lines:
     def __init__(self) -> None:
         self._lengths = OutputLengths()
         self._models: dict[str, Model] = {}
+        self._bound: Collection[str] = ()
 
     def __iter__(self) -> Iterator[Line]:
         for model in self._models.values():
@@ -79,8 +80,17 @@ class Lines:
             found = Model(model, {})
         return found.lines[tier]
 
-    def apply(self, pools: Mapping[tuple[str, Tier], Pool]) -> None:
-        """Take in which nodes serve what. Models without nodes are kept while something waits for them."""
+    def now(self, line: Line) -> Line:
+        """Return where requests that once stood in a line would stand today."""
+        return self.find(placed_as(line.model.name, self._bound), line.tier)
+
+    def apply(self, pools: Mapping[tuple[str, Tier], Pool], bound: Collection[str]) -> None:
+        """Take in which nodes serve what, and which size classes are `bound` to a pool.
+
+        Models without nodes are kept while something waits for them. What waits for the pool of a class
+        that is not bound any more goes to its model's nodes.
+        """
+        self._bound = bound
         served = {name for name, _ in pools}
         served |= {model_of(name) for name in served}  # also where all its nodes serve a part only
         for name in sorted(served - self._models.keys()):
@@ -88,7 +98,7 @@ class Lines:
         for pool in pools.values():
             pool.waiting = 0
         for line in self:
-            line.pool = pool = pools.get((line.model.name, line.tier))
+            line.pool = pool = pools.get((placed_as(line.model.name, bound), line.tier))
             if pool is not None:
                 pool.waiting += line.requests
         self._models = {

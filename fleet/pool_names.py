@@ -7,10 +7,12 @@ node that was set aside for one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fleet.messages import NodeTarget
 from fleet.policy import SizeClass
+
+_CLASS = "class "
 
 
 def prefill_of(model: str) -> str:
@@ -20,12 +22,22 @@ def prefill_of(model: str) -> str:
 
 def class_of(model: str, size_class: str) -> str:
     """Return the name under which a model's requests of a bound size class are placed."""
-    return f"{model}\nclass {size_class}"
+    return f"{model}\n{_CLASS}{size_class}"
 
 
 def model_of(name: str) -> str:
     """Return the model whose requests are placed under a name."""
     return name.partition("\n")[0]
+
+
+def placed_as(name: str, bound: Collection[str]) -> str:
+    """Return the name under which what stands under `name` is placed now.
+
+    `bound`: the size classes that are bound to a pool. One that is not any more goes by its model.
+    """
+    model, _, part = name.partition("\n")
+    is_freed = part.startswith(_CLASS) and part.removeprefix(_CLASS) not in bound
+    return model if is_freed else name
 
 
 def classes_by_pool(classes: Iterable[SizeClass]) -> dict[str, list[str]]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from fleet.backlog import Backlog
 from fleet.budget import NodeBudget
+from fleet.lines import Lines
 from fleet.offers import Lease, Ticket
 from fleet.outcomes import TIERS, Tier
-from fleet.placement import Placement
+from fleet.placement import Outlook, Placement
 from fleet.policy import Policy
 from fleet.tally import Tally
 from fleet.tickets import Tickets
@@ -45,12 +46,14 @@ class Recalls:
         placement: Placement,
         backlog: Backlog,
         tickets: Tickets,
+        lines: Lines,
         tally: Tally,
         leases: dict[int, Lease],
     ) -> None:
         self._placement = placement
         self._backlog = backlog
         self._tickets = tickets
+        self._lines = lines
         self._tally = tally
         self._leases = leases
         self._most = dict.fromkeys(TIERS, 0)
@@ -59,9 +62,12 @@ class Recalls:
         self.is_on = False
 
     def apply(self, policy: Policy) -> None:
-        """Take in how often each tier's requests may be taken back."""
+        """Take in how often each tier's requests may be taken back, and where they would stand again."""
         self._most = {tier: policy.tiers[tier].max_requeues for tier in TIERS}
         self.is_on = any(self._most.values())
+        for leases in self.by_node.values():
+            for lease in leases.values():
+                lease.ticket.line = self._lines.now(lease.ticket.line)
 
     @property
     def is_due(self) -> bool:
@@ -99,7 +105,7 @@ class Recalls:
             if book.name not in self.by_node or not self._may_use(ticket, book, kept_for, now_s):
                 continue
             most = MAX_TAKEN_BACK if chosen is None else len(chosen[1]) - 1
-            leases = self._enough(ticket, book, most)
+            leases = self._enough(ticket, book, most, now_s)
             if leases is not None:
                 chosen = book, leases
         if chosen is None:
@@ -120,20 +126,30 @@ class Recalls:
             and not any(placement.may_use(one, book) for one in kept_for)
         )
 
-    def _enough(self, ticket: Ticket, book: NodeBudget, most: int) -> list[Lease] | None:
+    def _enough(self, ticket: Ticket, book: NodeBudget, most: int, now_s: float) -> list[Lease] | None:
         """Return whom to take back on one node, at most `most`; None: they would not suffice."""
-        taken: list[Lease] = []
-        listed = [one for one in self.by_node[book.name].values() if self._may_take(one)]
+        freed: list[Lease] = []
+        listed = [one for one in self.by_node[book.name].values() if self._may_wait_again(one, now_s)]
         listed.sort(key=lambda one: (TIERS.index(one.tier), one.opened_at_s, one.lease_id), reverse=True)
         for lease in listed[:most]:
             book.free(lease.tokens, lease.size_class, lease.held)
-            taken.append(lease)
+            freed.append(lease)
             if book.room >= ticket.room_tokens:
                 break
         suffices = book.room >= ticket.room_tokens
-        for lease in taken:
+        needed: list[Lease] = []
+        for lease in reversed(freed):  # who was freed last was needed; earlier ones may have been too small
             book.book(lease.tokens, lease.size_class, lease.held)
-        return taken if suffices and taken else None
+            if suffices and book.room < ticket.room_tokens:
+                book.free(lease.tokens, lease.size_class, lease.held)
+                needed.append(lease)
+        for lease in needed:
+            book.book(lease.tokens, lease.size_class, lease.held)
+        return needed[::-1] or None
+
+    def _may_wait_again(self, lease: Lease, now_s: float) -> bool:
+        """Say whether the policy in force allows it, and some open node could take it again."""
+        return self._may_take(lease) and self._placement.outlook(lease.ticket, now_s) is Outlook.LATER
 
     def _may_take(self, lease: Lease) -> bool:
         """Say whether the policy in force allows it."""

@@ -118,7 +118,6 @@ class Tickets:
         return replace(
             ticket,
             ticket_id=self._next_id,
-            line=self._lines.find(ticket.line.model.name, ticket.tier),
             arrived_at_s=now_s,
             deadline_s=now_s + (ticket.deadline_s - ticket.arrived_at_s),
             is_waiting=True,

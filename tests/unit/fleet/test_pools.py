@@ -7,7 +7,7 @@ from collections import Counter
 
 from gate_world import assignment, node, open_gate, request, state, tenant
 
-from fleet.gate import Dispatch, Gate, Lease, Queued, Refused, Started
+from fleet.gate import Dispatch, Evicted, Gate, Lease, Queued, Refused, Started
 from fleet.outcomes import Outcome, Tier
 
 CLASSES = [
@@ -74,19 +74,49 @@ def test_what_a_bound_class_produces_teaches_the_same_history():
     assert decision.node == "l1"
 
 
-def test_a_push_that_unbinds_a_class_ends_what_waited_for_its_pool_at_its_timeout():
+def test_a_push_that_unbinds_a_class_starts_what_waited_for_its_pool_elsewhere():
     gate = pooled()
     for number in range(8):
         sent(gate, number, tier=Tier.BATCH, **LONG)
     waiting = gate.offer(request(8, tier=Tier.BATCH, **LONG), 0.0)
     assert isinstance(waiting, Queued)
     gate.apply(assignment(nodes=[node("n1"), node("l1", pool="long-context")], generation=2), 1.0)
+    (started,) = gate.poll(1.0)
+    assert isinstance(started, Started)
+    assert started.ticket is waiting.ticket
+    assert started.node == "n1"  # l1 holds 80,000 of 85,000
+    assert sent(gate, 9, 1.0, **LONG) == "n1"
+
+
+def test_what_waits_for_a_bound_class_whose_last_node_left_ends_at_its_timeout():
+    gate = pooled()
+    for number in range(8):
+        sent(gate, number, tier=Tier.BATCH, **LONG)
+    waiting = gate.offer(request(8, tier=Tier.BATCH, **LONG), 0.0)
+    assert isinstance(waiting, Queued)
+    gate.apply(assignment(nodes=[node("n1")], admission={"size_classes": CLASSES}, generation=2), 1.0)
     assert gate.poll(29.9) == []
     (evicted,) = gate.poll(30.0)
+    assert isinstance(evicted, Evicted)
     assert evicted.ticket is waiting.ticket
     assert gate.snapshot(30.0).queues[Tier.BATCH].requests == 0
-    gate.observe([state("n1", 30.0), state("l1", 30.0)], 30.0)
-    assert sent(gate, 9, 30.0, **LONG) == "n1"  # l1 holds 80,000 of 85,000; new ones go where there is room
+
+
+def test_a_request_taken_back_after_its_class_was_unbound_waits_for_its_models_nodes():
+    tiers = {"batch": {"max_requeues": 1}}
+    parts = {"tiers": tiers, "nodes": [node("l1", pool="long-context")]}
+    gate = open_gate(assignment(admission={"size_classes": CLASSES}, **parts))
+    leases = [gate.offer(request(n, tier=Tier.BATCH, **LONG), 0.0) for n in range(8)]
+    gate.apply(assignment(generation=2, **parts), 1.0)
+    decision = gate.offer(request(9, **LONG), 1.0)
+    assert isinstance(decision, Dispatch)
+    (requeued,) = gate.recalls.requeued()
+    first = leases[0]
+    assert isinstance(first, Dispatch)
+    gate.release(first.lease, prompt_tokens=1, output_tokens=1, outcome=Outcome.COMPLETED, now_s=2.0)
+    (started,) = gate.poll(2.0)
+    assert isinstance(started, Started)
+    assert started.ticket is requeued.ticket
 
 
 # -- models and adapters -----------------------------------------------------------------------------------
@@ -130,6 +160,14 @@ def homes(names: list[str], prefixes: int) -> dict[str, str]:
         found[f"p{number}"] = decision.node
         gate.release(decision.lease, prompt_tokens=1, output_tokens=1, outcome=Outcome.COMPLETED, now_s=0.0)
     return found
+
+
+def test_a_prefix_of_nothing_finds_a_home_on_nodes_without_a_budget():
+    # an embedding of nothing, where this gateway's millionth of each node is no token
+    gate = open_gate(
+        assignment(nodes=[node("n1"), node("n2")], kv_share_ratio=1e-6, routing={"prefix_affinity": True})
+    )
+    assert sent(gate, 1, prefix_key="p", prompt_tokens=0, max_tokens=0) in {"n1", "n2"}
 
 
 def test_a_node_that_comes_or_goes_moves_its_own_prefixes_only():

@@ -183,6 +183,55 @@ def test_the_node_where_fewest_must_leave_is_taken():
     assert {one.lease.node for one in gate.recalls.requeued()} == {"n2"}
 
 
+def test_only_those_are_taken_back_whose_room_it_needs():
+    # beside 81,000 that stay a batch request of 3,000 and a newer one of 1,000; 3,000 are wanted
+    gate = gate_of()
+    fill(gate, 81, tier=Tier.INTERACTIVE)
+    older = gate.offer(request(90, tier=Tier.BATCH, prompt_tokens=2_100), 0.9)
+    newer = gate.offer(request(91, tier=Tier.BATCH), 0.91)
+    assert isinstance(older, Dispatch)
+    assert isinstance(newer, Dispatch)
+    assert isinstance(gate.offer(request(99, prompt_tokens=2_100), 1.0), Dispatch)
+    assert [one.lease for one in gate.recalls.requeued()] == [older.lease]
+    assert newer.lease.is_open
+    assert gate.snapshot(1.0).nodes["n1"].tokens == 85_000
+
+
+def test_one_taken_back_starts_at_once_where_it_fits():
+    # n2 has 1,500 left: too little for the 5,000, enough for one of the five that make room on n1
+    gate = gate_of(nodes=[node("n1"), node("n2")])
+    gate.observe([state("n2", 0.1, healthy=False)], 0.1)
+    fill(gate)
+    gate.observe([state("n2", 0.9, kv_used_ratio=0.835)], 0.9)
+    gate.poll(0.9)
+    assert isinstance(gate.offer(request(99, prompt_tokens=4_100), 1.0), Dispatch)
+    taken = gate.recalls.requeued()
+    assert len(taken) == 5
+    (started,) = gate.poll(1.0)
+    assert isinstance(started, Started)
+    assert started.node == "n2"
+    assert started.ticket in {one.ticket for one in taken}
+
+
+def test_what_no_node_would_take_again_is_not_taken_back():
+    made = assignment(tiers={"batch": {"max_requeues": 2}}, nodes=[node("n1", models=["llama", "other"])])
+    gate = open_gate(made)
+    for number in range(FULL):
+        assert isinstance(gate.offer(request(number, tier=Tier.BATCH, model="other"), 0.5), Dispatch)
+    gate.apply(assignment(tiers={"batch": {"max_requeues": 2}}, generation=2), 0.9)
+    assert isinstance(gate.offer(request(99), 1.0), Queued)
+    assert gate.recalls.requeued() == []
+
+
+def test_what_streams_more_than_was_booked_is_not_taken_back():
+    gate = gate_of()
+    fill(gate, FULL - 1, tier=Tier.INTERACTIVE)
+    (lease,) = fill(gate, 1, first=FULL - 1)
+    gate.extend(lease, 901, 0.9)
+    assert isinstance(gate.offer(request(99), 1.0), Queued)
+    assert gate.recalls.requeued() == []
+
+
 def test_interactive_requests_cannot_be_given_up():
     document = default_policy().as_document()
     document["tiers"]["interactive"]["max_requeues"] = 1
