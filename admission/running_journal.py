@@ -8,6 +8,7 @@ pays for because the gateway was killed while it was used.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Set
@@ -40,6 +41,7 @@ class RunningJournal:
         self._size_bytes = 0
         self._ended: list[bytes] = []  # lines that wait for company
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        self._lacks = False  # the disk refused a line: the file is written anew when it takes one again
         self.failures = 0  # writes the disk refused
 
     def begin(self, request_id: str, draft: dict[str, Any]) -> None:
@@ -74,11 +76,18 @@ class RunningJournal:
         os.close(self._descriptor)
 
     def _write(self, data: bytes) -> None:
+        if self._lacks:  # behind half a line nothing could be read
+            self._compact()
+            return
         try:
-            self._size_bytes += os.write(self._descriptor, data)
+            self._size_bytes += _whole(self._descriptor, data)
         except OSError as exc:
-            self.failures += 1
-            log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
+            self._refused(exc)
+
+    def _refused(self, exc: OSError) -> None:
+        self.failures += 1
+        self._lacks = True
+        log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
 
     def _compact(self) -> None:
         """Write the running ones into a new file and put it in place of the old."""
@@ -86,15 +95,26 @@ class RunningJournal:
         beside = self._path.with_suffix(".new")
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-            content = b"".join(self._running.values())
-            os.write(descriptor, content)
+        except OSError as exc:
+            self._refused(exc)
+            return
+        try:
+            size_bytes = _whole(descriptor, b"".join(self._running.values()))
             beside.replace(self._path)
         except OSError as exc:
-            self.failures += 1
-            log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
+            os.close(descriptor)
+            beside.unlink(missing_ok=True)
+            self._refused(exc)
             return
         os.close(self._descriptor)
-        self._descriptor, self._size_bytes = descriptor, len(content)
+        self._descriptor, self._size_bytes, self._lacks = descriptor, size_bytes, False
+
+
+def _whole(descriptor: int, data: bytes) -> int:
+    """Write all of `data`; return its length. Raises OSError, also when the disk took a part only."""
+    if data and os.write(descriptor, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return len(data)
 
 
 def settle(folder: Path, spool: UsageSpool, clock: Clock) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -106,3 +110,37 @@ def test_the_journal_stays_short_over_many_requests(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).stat().st_size < 2 << 20
     assert settled(tmp_path) == 1
     assert recorded(tmp_path) == [("stays", "upstream_error")]
+
+
+@contextlib.contextmanager
+def files_of_at_most(size_bytes: int) -> Generator[None]:
+    """Have files grow to this size and no further, as on a full disk: the last write is cut short."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_no_descriptor_and_what_it_refused_is_written_when_it_is_not_full(
+    tmp_path: Path,
+) -> None:
+    spool, journal = UsageSpool(tmp_path), RunningJournal(tmp_path)
+    journal.begin("a", dict(DRAFT))
+    open_before = len(os.listdir("/proc/self/fd"))
+    with files_of_at_most((tmp_path / FILE_NAME).stat().st_size + 20):
+        journal.begin("b", dict(DRAFT))  # half a line
+        journal.begin("c", dict(DRAFT))
+        journal.end("c", has_record=False)  # no engine had it
+        for number in range(100):
+            journal.begin(f"x{number}", dict(DRAFT))
+            journal.end(f"x{number}", has_record=False)
+    assert journal.failures > 200
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".new") == []
+    journal.begin("d", dict(DRAFT))
+    journal.close()
+    spool.close()
+    assert settled(tmp_path) == 3
+    assert [request_id for request_id, _ in recorded(tmp_path)] == ["a", "b", "d"]
