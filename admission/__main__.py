@@ -7,6 +7,7 @@ Prevents: a secret in the list of processes, and a half-started gateway after ba
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 from typing import NoReturn
 
@@ -44,6 +45,8 @@ def _start(**given: str | None) -> None:
             supervise(settings, SystemClock(), sys.argv[1:])
             return
         doors = inherited_doors() or own_doors(settings)
+        if doors.line is not None:  # a reload is the supervisor's; a hangup reaches all of a terminal
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
     except FleetError as exc:
         _refuse(exc)
     logs.configure(settings.name, level=settings.log_level)

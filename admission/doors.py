@@ -136,6 +136,13 @@ class Acceptor:
             loop, copy = asyncio.get_running_loop(), self.doors.public[place].dup()
             self._open[place] = await loop.create_server(self.protocol, sock=copy, backlog=BACKLOG)
 
+    async def _take_over(self, place: int) -> None:
+        """Take a neighbour's socket if descriptors allow; else its clients wait for itself."""
+        try:
+            await self.take(place)
+        except OSError as exc:
+            log.error("a neighbour's socket cannot be taken", extra={"reason": exc.strerror or str(exc)})
+
     def drop(self, place: int) -> None:
         """Accept there no more. Who waits there is accepted by another process."""
         if (server := self._open.pop(place, None)) is not None:
@@ -157,7 +164,7 @@ class Acceptor:
             while words := (await reader.readline()).split():
                 match words:
                     case [b"take", place]:
-                        await self.take(int(place))
+                        await self._take_over(int(place))
                     case [b"drop", place]:
                         self.drop(int(place))
                     case [b"leave"]:

@@ -179,7 +179,10 @@ class Supervisor:
 
     async def _run_once(self, place: Place) -> str:
         """Run one process to its end; return how it ended."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as exc:
+            return f"cannot be started: {exc.strerror}"
         try:
             place.process = await self._spawn(place, theirs)
         except OSError as exc:

@@ -170,8 +170,9 @@ async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
     listener = Listener(state.settings, state.clock, app.handle)
     loop = asyncio.get_running_loop()
     acceptor = Acceptor(doors, listener.connection, asyncio.Event(), asyncio.Event())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, acceptor.stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a supervisor above
+            loop.add_signal_handler(number, acceptor.stop.set)
     # The admin port stays open to the end: by it the controller sees the drain, and takes the last usage.
     admin = None
     if doors.admin is not None:

@@ -118,26 +118,63 @@ def test_each_process_has_its_admin_port_and_the_shared_port_has_no_admin(
     assert sorted(path.name for path in group.state_dir.iterdir()) == ["1", "2", "3", "lock"]
 
 
+class Streams:
+    """Six streams of two seconds through a group, begun at their engine when this returns."""
+
+    def __init__(self, group: GatewayGroup, engine: FakeEngine) -> None:
+        self.ends: list[str] = []
+        before = len(engine.served)
+        self._threads = [threading.Thread(target=self._stream, args=(group,)) for _ in range(6)]
+        for thread in self._threads:
+            thread.start()
+        eventually(lambda: len(engine.served) == before + 6)
+
+    def _stream(self, group: GatewayGroup) -> None:
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            self.ends.append(group.ask(client, chat("tokens=40 pause=0.05", stream=True)).text)
+
+    def are_whole(self) -> bool:
+        """Wait for them; say whether each ended as a finished one does."""
+        for thread in self._threads:
+            thread.join(60)
+        return [end.rstrip().endswith("data: [DONE]") for end in self.ends] == [True] * 6
+
+
 def test_sigterm_drains_all_processes_and_running_streams_end_whole(
     group: GatewayGroup, engine: FakeEngine
 ) -> None:
-    before = len(engine.served)
-    ends: list[str] = []
-
-    def stream() -> None:
-        with httpx.Client(trust_env=False, timeout=60) as client:
-            ends.append(group.ask(client, chat("tokens=40 pause=0.05", stream=True)).text)
-
-    threads = [threading.Thread(target=stream) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: len(engine.served) == before + 6)
+    streams = Streams(group, engine)
     group.process.send_signal(signal.SIGTERM)
-    for thread in threads:
-        thread.join(60)
-    assert [end.rstrip().endswith("data: [DONE]") for end in ends] == [True] * 6
+    assert streams.are_whole()
     assert group.process.wait(60) == 0
     assert len(group.entries("gateway stopped")) == 3
+
+
+def test_a_hangup_of_the_whole_terminal_and_an_end_amid_reloads_cut_no_stream(
+    group: GatewayGroup, engine: FakeEngine
+) -> None:
+    streams = Streams(group, engine)
+    pids = [group.pid(member) for member in group.members]
+    for _ in range(20):
+        for pid in (*pids, group.process.pid):
+            os.kill(pid, signal.SIGHUP)
+    eventually(lambda: any("makes room" in state for state in group.states()))
+    group.process.send_signal(signal.SIGTERM)
+    assert streams.are_whole()
+    assert group.process.wait(60) == 0
+    assert not any("ended by signal" in state for state in group.states())
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_gateway_on_its_own_drains_at_a_hangup(tmp_path: Path, engine: FakeEngine) -> None:
+    with GatewayGroup(tmp_path / "alone", 1).running() as alone:
+        alone.push_and_open([engine])
+        streams = Streams(alone, engine)
+        alone.process.send_signal(signal.SIGHUP)
+        assert streams.are_whole()
+        assert alone.process.wait(60) == 0
 
 
 def test_processes_end_when_their_supervisor_is_killed(group: GatewayGroup) -> None:
