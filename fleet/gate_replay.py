@@ -177,6 +177,9 @@ class _Replay:
         self.due_s = self.next_observe_s
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[int, int] = {}  # ticket -> place of its arrival
+        self.is_recalling = self.gate.recalls.is_on
+        self.places: dict[int, int] = {}  # lease -> place of its arrival, where leases may be taken back
+        self.waited_s: dict[int, float] = {}  # by place, before it was taken back
         nan = math.nan
         self.result = ReplayResult(
             arrivals, [None] * count, [None] * count, [nan] * count, [nan] * count, [nan] * count
@@ -206,7 +209,11 @@ class _Replay:
             if self.due_s <= now_s:
                 self._run_until(now_s)
             tiers[place] = request.tier or own_tiers.get(request.tenant, default_tier)
+            if self.is_recalling:
+                self._mark_begun(now_s)
             decision = offer(request, now_s)
+            if self.is_recalling:
+                self._take_back(now_s)
             if isinstance(decision, Dispatch):
                 self._start(place, decision.node, decision.lease, now_s)
             elif isinstance(decision, Refused):
@@ -276,7 +283,7 @@ class _Replay:
     def _start(self, place: int, node: str, lease: Lease, now_s: float) -> None:
         arrival = self.arrivals[place]
         servers = self.servers
-        self.result.queued_s[place] = lease.queued_s
+        self.result.queued_s[place] = lease.queued_s + self.waited_s.pop(place, 0.0)
         if not servers.start(place, arrival, node, self._priorities[lease.ticket.tier], now_s):
             self.gate.release(
                 lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=now_s
@@ -284,6 +291,8 @@ class _Replay:
             self.result.outcomes[place] = Outcome.UPSTREAM_ERROR
             return
         self.leases[place] = lease
+        if self.is_recalling:
+            self.places[lease.lease_id] = place
         if servers.next_s < self.due_s:
             self.due_s = servers.next_s
         if arrival.output_tokens > lease.output_tokens:
@@ -291,12 +300,31 @@ class _Replay:
             self.next_observe_s = min(self.next_observe_s, now_s + self.observe_every_s)
             self.due_s = min(self.due_s, self.next_observe_s)
 
+    def _mark_begun(self, now_s: float) -> None:
+        """Tell the gate whose answer has begun: it takes back no such request."""
+        recalls = self.gate.recalls
+        listed = [lease for leases in recalls.by_node.values() for lease in leases.values()]
+        for lease in listed:
+            if self.servers.has_begun(self.places[lease.lease_id], now_s):
+                recalls.began(lease)
+
+    def _take_back(self, now_s: float) -> None:
+        """Stop what the gate took back for an interactive request: it waits again."""
+        for one in self.gate.recalls.requeued():
+            place = self.places.pop(one.lease.lease_id)
+            del self.leases[place]
+            self.longer.pop(place, None)
+            self.servers.abort(place, now_s)
+            self.waited_s[place], self.result.queued_s[place] = self.result.queued_s[place], math.nan
+            self.waiting[one.ticket.ticket_id] = place
+
     def _finish(self, now_s: float) -> None:
         result, release, arrivals = self.result, self.gate.release, self.arrivals
         longer, leases = self.longer, self.leases
         for place, first_s, is_answered in self.servers.finished(now_s):
             arrival = arrivals[place]
             lease = leases.pop(place)
+            self.places.pop(lease.lease_id, None)
             if longer:
                 longer.pop(place, None)
             outcome = Outcome.COMPLETED if is_answered else Outcome.UPSTREAM_ERROR

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
 from fleet.engine import Engine
@@ -87,6 +87,14 @@ class Servers(Protocol):
         """Advance to `now_s`; yield (place, first token at, was answered) of each request that ended."""
         ...
 
+    def has_begun(self, place: int, now_s: float) -> bool:
+        """Say whether a running request has its first token."""
+        ...
+
+    def abort(self, place: int, now_s: float) -> None:
+        """Stop a running request that has no token yet."""
+        ...
+
     def produced(self, place: int, now_s: float) -> int:
         """Return the output tokens a running request has so far."""
         ...
@@ -110,7 +118,8 @@ class PacedServers:
     def __init__(self, nodes: Sequence[ReplayNode]) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._ends: list[tuple[float, int, float]] = []  # (end, place, first token)
-        self._running: dict[int, tuple[float, float, int]] = {}  # place -> (start, end, output tokens)
+        #: By place: start, first token, end, output tokens.
+        self._running: dict[int, tuple[float, float, float, int]] = {}
         self.next_s = _NEVER
         self.has_news = False
 
@@ -122,8 +131,9 @@ class PacedServers:
         if service_s is None:
             service_s = prefill_s + decode_s * output_tokens
         end_s, first_s = now_s + service_s, now_s + prefill_s + decode_s
-        heappush(self._ends, (end_s, place, first_s if first_s < end_s else end_s))
-        self._running[place] = (now_s, end_s, output_tokens)
+        first_s = first_s if first_s < end_s else end_s
+        heappush(self._ends, (end_s, place, first_s))
+        self._running[place] = (now_s, first_s, end_s, output_tokens)
         if end_s < self.next_s:
             self.next_s = end_s
         return True
@@ -136,12 +146,21 @@ class PacedServers:
             self.next_s = ends[0][0] if ends else _NEVER
             yield place, first_s, True
 
+    def has_begun(self, place: int, now_s: float) -> bool:
+        return self._running[place][1] <= now_s
+
+    def abort(self, place: int, now_s: float) -> None:
+        del self._running[place]
+        self._ends = [end for end in self._ends if end[1] != place]
+        heapify(self._ends)
+        self.next_s = self._ends[0][0] if self._ends else _NEVER
+
     def produced(self, place: int, now_s: float) -> int:
-        start_s, end_s, tokens = self._running[place]
+        start_s, _, end_s, tokens = self._running[place]
         return tokens if end_s <= start_s else int(tokens * (now_s - start_s) / (end_s - start_s))
 
     def produces_at_s(self, place: int, tokens: int) -> float:
-        start_s, end_s, output_tokens = self._running[place]
+        start_s, _, end_s, output_tokens = self._running[place]
         return start_s + (end_s - start_s) * tokens / output_tokens
 
     def states(self, now_s: float) -> list[NodeState]:
@@ -272,6 +291,14 @@ class EngineServers:
     def _set_next(self) -> None:
         step_s = self._steps[0][0] if self._steps else _NEVER
         self.next_s = min(step_s, self._moving[0][0] if self._moving else _NEVER)
+
+    def has_begun(self, place: int, now_s: float) -> bool:
+        return not math.isnan(self._running[place].first_s)
+
+    def abort(self, place: int, now_s: float) -> None:
+        node = self._running.pop(place).node
+        for name in self._prefill or (node,):  # without a token it is where prompts are computed
+            self._engines[name].abort(str(place), now_s)
 
     def produced(self, place: int, now_s: float) -> int:
         running = self._running[place]

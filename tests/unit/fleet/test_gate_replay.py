@@ -177,6 +177,51 @@ def test_what_never_fits_the_engine_fails_and_holds_nothing() -> None:
     assert Outcome.UPSTREAM_ERROR not in SHED
 
 
+def recalling() -> Policy:
+    document = policy().as_document()
+    document["tiers"]["batch"]["max_requeues"] = 2
+    return parse(document)
+
+
+def test_a_request_taken_back_ends_at_its_node_and_is_served_again() -> None:
+    # Four seats, four batch requests of 10 s. The newest has no token (after 51 ms) when an interactive one
+    # of 5 s comes at 0.060; it starts again when that one ends, at 5.060.
+    batch = [asked(n, at_s, service_s=10.0, tier=Tier.BATCH) for n, at_s in enumerate((0, 0, 0, 0.05))]
+    arrivals = [*batch, asked(4, 0.06, service_s=5.0, tier=Tier.INTERACTIVE)]
+    result = replay(recalling(), arrivals, seats(1, 4))
+    assert result.outcomes == [Outcome.COMPLETED] * 5
+    assert result.queued_s == pytest.approx([0, 0, 0, 5.0, 0])
+    assert result.e2e_s == pytest.approx([10, 10, 10, 15.01, 5])
+
+
+def test_a_request_that_answers_is_not_taken_back() -> None:
+    batch = [asked(n, 0.0, service_s=10.0, tier=Tier.BATCH) for n in range(4)]
+    result = replay(recalling(), [*batch, asked(4, 1.0, tier=Tier.INTERACTIVE)], seats(1, 4))
+    assert result.queued_s == pytest.approx([0, 0, 0, 0, 9.0])
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_engines_stop_what_is_taken_back(prefill: int) -> None:
+    # A step with a prompt of 500 takes 16 ms: the interactive request that comes 8 ms after eight of batch
+    # finds none with a token. An answer takes 300 steps of 18 ms at most, so each burst finds all idle.
+    nodes = [
+        ReplayNode(f"n{n}", ENGINE, max_num_seqs=8, is_prefill_only=n < prefill) for n in range(1 + prefill)
+    ]
+    rng = random.Random(3)
+    arrivals: list[Arrival] = []
+    for number in range(400):
+        tier = Tier.INTERACTIVE if number % 10 == 8 else Tier.BATCH
+        at_s = number // 10 * 20.0 + number % 10 * 0.001
+        arrivals.append(asked(number, at_s, output=rng.randint(1, 300), tier=tier))
+    found = {allowed: replay(made, arrivals, nodes) for allowed, made in ((0, policy()), (1, recalling()))}
+    for result in found.values():
+        assert result.outcomes == [Outcome.COMPLETED] * 400
+        assert result.output_tokens == sum(one.output_tokens for one in arrivals)
+    assert all(found[0].queued_s[n] > 0 for n in range(8, 400, 10))
+    assert all(found[1].queued_s[n] == 0 for n in range(8, 400, 10))
+    assert all(found[1].queued_s[n] > 0 for n in range(7, 400, 10))  # each time the newest made room
+
+
 def test_a_replay_can_be_stopped_and_says_so() -> None:
     arrivals = poisson(12, 3, PROGRESS_EVERY + 500, 1)
     told: list[tuple[int, int]] = []
