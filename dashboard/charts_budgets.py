@@ -19,19 +19,30 @@ from fleet.months import Month
 _HEIGHT_PX = 320
 
 
-def month_path(budget: TenantBudget, month: Month, now: datetime, thresholds: Sequence[float]) -> Figure:
+def month_path(
+    budget: TenantBudget,
+    month: Month,
+    now: datetime,
+    thresholds: Sequence[float],
+    *,
+    is_counted: bool = True,
+) -> Figure:
     """Return cumulative spend, forecast and budget of the running month, at `now`.
 
     A point stands where its day ends; the last one of what is spent, and the first ahead, stand at `now`.
+    What is spent begins with the first day that has some: before it nothing may have been recorded. It is
+    left out unless `is_counted`: what nobody counted yet is not 0.
     """
     state, here = budget.state, now.astimezone(ZoneInfo(month.zone))
     first, today = date.fromisoformat(f"{month.name}-01"), here.date()
-    days = [first + timedelta(days=n) for n in range((today - first).days + 1)]
+    began = min((day for day, usd in budget.days.items() if usd and day >= first), default=today)
+    days = [began + timedelta(days=n) for n in range((today - began).days + 1)]
     at = [*map(_midnight, days), f"{here:%Y-%m-%d %H:%M}"]
     data: list[dict[str, Any]] = []
     if state.forecast is not None:
         data += _ahead(budget, at[-1])
-    data.append(_line("spent", at, [0.0, *_running(budget.days, days)], theme.BLUE, "solid", 3))
+    if is_counted:
+        data.append(_line("spent", at, [0.0, *_running(budget.days, days)], theme.BLUE, "solid", 3))
     last = month.end.astimezone(ZoneInfo(month.zone)).date()
     layout: dict[str, Any] = {
         "margin": {"l": 64, "r": 90, "t": 40, "b": 48},
@@ -58,7 +69,7 @@ def month_path(budget: TenantBudget, month: Month, now: datetime, thresholds: Se
     }
     for ratio in sorted({*thresholds, 1.0}):
         _mark(layout, float(state.limit_usd) * ratio, ratio)
-    return Figure({"data": data, "layout": layout}, _summary(budget), _HEIGHT_PX)
+    return Figure({"data": data, "layout": layout}, _summary(budget, is_counted=is_counted), _HEIGHT_PX)
 
 
 def _running(by_day: Mapping[date, Decimal], days: Sequence[date]) -> list[float]:
@@ -131,9 +142,10 @@ def _mark(layout: dict[str, Any], at: float, ratio: float) -> None:
     )
 
 
-def _summary(budget: TenantBudget) -> str:
+def _summary(budget: TenantBudget, *, is_counted: bool) -> str:
     state = budget.state
-    said = f"{state.tenant} has spent ${state.spent_usd:,.2f} of ${state.limit_usd:,.2f}; {state.standing}"
+    spent = f"${state.spent_usd:,.2f}" if is_counted else "an unknown part"
+    said = f"{state.tenant} has spent {spent} of ${state.limit_usd:,.2f}; {state.standing}"
     if state.forecast is None:
         return f"{said}. No forecast: {state.why_unknown}"
     end = state.forecast.end

@@ -52,6 +52,7 @@ def edited(document: dict[str, Any]) -> dict[str, Any]:
         column_order=COLUMNS,
         num_rows="dynamic",
         hide_index=True,
+        placeholder="",
         key=f"strategies_{version}",
     )
     left, right = components.two()

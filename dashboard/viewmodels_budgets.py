@@ -54,6 +54,8 @@ def headline(report: BudgetReport) -> tuple[Tone, str]:
     if said:
         more = f", and {len(said) - 3} more" if len(said) > 3 else ""
         return tone, words.plain(". ".join(said[:3]) + more)
+    if report.counted_to is None:
+        return "plain", "Spend is not counted yet: nobody can say who is over a budget"
     unknown = sum(b.state.standing is Standing.UNKNOWN for b in report.budgets)
     if unknown:
         return (
@@ -79,12 +81,12 @@ def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:
     old = None if report.counted_to is None else (now - report.counted_to).total_seconds()
     faults = [e for b in report.budgets for e in b.gateways if e.doing in _FAULTS]
     return [
-        Card("Over budget", words.count(over), "over" if over else "none", "act" if over else "good"),
+        _over_card(over, is_counted=report.counted_to is not None or not report.budgets),
         Card(
             "Will or likely to",
             words.count(coming),
-            "before the month ends" if coming else "none",
-            "watch" if coming else "good",
+            "before the month ends" if coming else "none known" if count[Standing.UNKNOWN] else "none",
+            "watch" if coming else "unknown" if count[Standing.UNKNOWN] else "good",
             f"{count[Standing.MAY]} more may; {count[Standing.UNKNOWN]} too early to say",
         ),
         Card(
@@ -102,6 +104,12 @@ def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:
             f"month of {report.month.zone}: {report.month.name}",
         ),
     ]
+
+
+def _over_card(over: int, *, is_counted: bool) -> Card:
+    if not over and not is_counted:
+        return Card("Over budget", UNKNOWN, "not counted yet", "unknown")
+    return Card("Over budget", words.count(over), "over" if over else "none", "act" if over else "good")
 
 
 def budget_rows(report: BudgetReport) -> dict[str, list[Any]]:

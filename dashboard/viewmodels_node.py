@@ -234,7 +234,8 @@ def kv_figure(points: Sequence[HealthPoint], zone: Zone) -> Figure:
 def capacity_lines(views: Sequence[CapacityView]) -> list[str]:
     """Return each engine's capacity as a sentence: value, interval, method, grade."""
     return [
-        f"Engine {v.engine}: {_mu(v)}, {METHODS.get(v.method, v.method)}, grade {v.grade}"
+        f"Engine {v.engine}: {_mu(v)}, {METHODS.get(v.method, v.method)}"
+        + (f", grade {v.grade}" if v.grade else "")
         + (f", bound by {v.binding}" if v.binding else "")
         + (
             f"; largest batch seen is {words.percent(v.reach_ratio, 0)} of the operating batch"

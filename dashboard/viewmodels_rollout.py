@@ -6,6 +6,7 @@ Pure; durations are seconds. Conditions are what gateways answered, with the age
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -72,7 +73,7 @@ def cards(now: RolloutNow, at: datetime, zone: Zone) -> list[Card]:
             "good" if whole else "watch",
             _missing(now.gateways, done),
         ),
-        Card("Bake", bake_text(rollout, at), *_bake_look(rollout)),
+        Card("Bake", bake_text(rollout, at), *_bake_look(rollout, at)),
     ]
 
 
@@ -103,17 +104,18 @@ def _by(now: RolloutNow, at: datetime, zone: Zone) -> str:
 def bake_text(rollout: Rollout, at: datetime) -> str:
     """Return the countdown of the bake, or why there is none."""
     if rollout.state == "baking" and rollout.bake_started_at is not None:
-        left = rollout.bake_started_at + timedelta(seconds=rollout.bake_s) - at
-        return f"{max(0.0, left.total_seconds()):.0f} s left"
+        left_s = (rollout.bake_started_at + timedelta(seconds=rollout.bake_s) - at).total_seconds()
+        return f"{math.ceil(left_s)} s left" if left_s > 0 else "over"
     return f"{rollout.bake_s:g} s" if rollout.strategy == "staged" else UNKNOWN
 
 
-def _bake_look(rollout: Rollout) -> tuple[str, Tone, str]:
+def _bake_look(rollout: Rollout, at: datetime) -> tuple[str, Tone, str]:
     if rollout.strategy != "staged":
         return "no bake", "plain", "every gateway at once"
     first = f"first gateway: {rollout.first_gateway}" if rollout.first_gateway else ""
     if rollout.state == "baking":
-        return "watched", "plain", first
+        is_over = bake_text(rollout, at) == "over"
+        return ("waits for enough requests" if is_over else "watched"), "plain", first
     return ("done" if rollout.state in ("all", "live") else "waiting"), "unknown", first
 
 

@@ -116,8 +116,8 @@ def summary(hashes: Mapping[str, str], found: Mapping[str, RunView], precision: 
     done, of = sum(run.days_done for run in runs), sum(run.days for run in runs)
     how = (
         f"Every request with its slot and its wait: {words.plural(precision.replications, 'month')} a "
-        f"strategy, seeds from {precision.seed}, {precision.slots} slots a node, service times of squared "
-        f"variation {precision.squared_cv:g}. In brackets: 95 % interval of the mean."
+        f"strategy, seeds from {precision.seed}, {precision.node_slots()} slots a node, service times of "
+        f"squared variation {precision.squared_cv:g}. In brackets: 95 % interval of the mean."
     )
     return f"{how} {done:,} of {of:,} days are done." if runs else f"{how} Nobody asked for it yet."
 

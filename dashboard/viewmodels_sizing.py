@@ -72,7 +72,11 @@ def cards(found: Sizing) -> list[Card]:
             f"allowed {found.demand.ttft_s * 1e3:.0f} ms",
         ),
         Card(
-            "Output", f"{best.tokens_per_s:,.0f}", "tokens/s, a plan", "plain", f"at {low:.0%} of the bound"
+            "Output",
+            f"{best.tokens_per_s:,.0f}" if best.batch else UNKNOWN,
+            "tokens/s, a plan" if best.batch else "no batch is in time",
+            "plain",
+            f"at {low:.0%} of the bound",
         ),
     ]
 
@@ -117,7 +121,7 @@ def _choice_row(found: Sizing, choice: Choice) -> dict[str, str]:
         "batch": _batch(choice),
         "limit": choice.batch_limit,
         "step": f"{choice.step.total_s * 1e3:.1f} ms",
-        "rate": f"{choice.tokens_per_s:,.0f}",
+        "rate": f"{choice.tokens_per_s:,.0f}" if choice.batch else UNKNOWN,
         "cache": f"{choice.memory.tokens.expected:,.0f}",
         "weights": f"{choice.memory.weight_bytes / 1e9:.1f}",
         "verdict": "; ".join((fine, *choice.notes)),

@@ -66,15 +66,15 @@ def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
         "pool": [*(line.pool for line in lines), ""],
         "requests": [
             *(_metered(line, line.requests) for line in lines),
-            sum(line.requests for line in lines),
+            _counted(month, [line.requests for line in lines]),
         ],
         "prompt": [
             *(_metered(line, line.prompt_tokens) for line in lines),
-            sum(line.prompt_tokens for line in lines),
+            _counted(month, [line.prompt_tokens for line in lines]),
         ],
         "output": [
             *(_metered(line, line.output_tokens) for line in lines),
-            sum(line.output_tokens for line in lines),
+            _counted(month, [line.output_tokens for line in lines]),
         ],
         "hours": [*(f"{line.node_hours:,.4f}" for line in lines), _hours(month)],
         "usd": [*(words.cents(line.amount_usd) for line in lines), words.cents(_known(month))],
@@ -83,6 +83,11 @@ def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
 
 def _known(month: MonthSpend) -> Decimal | None:
     return month.total_usd if month.has_records else None
+
+
+def _counted(month: MonthSpend, values: Sequence[int]) -> int | None:
+    """Return the sum of the lines, None where no line could be made of what was used."""
+    return sum(values) if month.has_records and not (month.unplaced_engine_s and not values) else None
 
 
 def _hours(month: MonthSpend) -> str | None:
@@ -98,10 +103,15 @@ def subtotal_rows(month: MonthSpend, by: Literal["tenant", "tier", "model"]) -> 
     sums = sorted(subtotals(month.lines, by).items(), key=lambda item: (-item[1], item[0]))
     total = month.total_usd
     return {
-        "of": [*((name or IDLE).replace("_", "-") for (name,), _ in sums), "total"],
+        "of": [*(_part(name, by) for (name,), _ in sums), "total"],
         "usd": [*(words.cents(amount) for _, amount in sums), words.cents(_known(month))],
         "share": [*(_share(amount, total) for _, amount in sums), 100.0 if total else None],
     }
+
+
+def _part(name: str, by: Literal["tenant", "tier", "model"]) -> str:
+    """Return a name as it is: only tiers, which are ours, are written otherwise."""
+    return IDLE if not name else name.replace("_", "-") if by == "tier" else name
 
 
 def _share(amount: Decimal, total: Decimal) -> float | None:

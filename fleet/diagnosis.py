@@ -8,6 +8,7 @@ overload.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -89,7 +90,7 @@ def _silence(evidence: Evidence, facts: Facts) -> Verdict | None:
         return Verdict(Kind.UNKNOWN, f"Cannot say: {words}.", cannot_tell=(words,))
     covered = max(sum(t.window.length_s for t in e.evidence.windows) for e in facts.engines)
     if covered < MIN_SPAN_S:
-        words = f"{covered:.0f} s of samples are too few, {MIN_SPAN_S:.0f} s are needed"
+        words = f"{math.floor(covered)} s of samples are too few, {MIN_SPAN_S:.0f} s are needed"
         return Verdict(Kind.UNKNOWN, f"Cannot say yet: {words}.", cannot_tell=(words,))
     return None
 

@@ -26,7 +26,13 @@ if report.budgets:
     left, right = components.two()
     with left:
         components.plot(
-            charts_budgets.month_path(one, report.month, data.now(), report.thresholds),
+            charts_budgets.month_path(
+                one,
+                report.month,
+                data.now(),
+                report.thresholds,
+                is_counted=report.counted_to is not None,
+            ),
             key="budget_path",
         )
         if why := vm.no_forecast_text(one):

@@ -203,13 +203,12 @@ def test_only_a_converged_gateway_on_the_revision_counts_as_done() -> None:
     assert not viewmodels_rollout.is_done(gateway("unreachable"), rollout("all"))
 
 
-def test_the_bake_counts_down_to_zero() -> None:
-    begun = NOW - timedelta(seconds=45)
-    assert viewmodels_rollout.bake_text(rollout("baking", started=begun), NOW) == "15 s left"
-    assert (
-        viewmodels_rollout.bake_text(rollout("baking", started=begun), NOW + timedelta(hours=1))
-        == "0 s left"
-    )
+def test_the_bake_counts_down_and_then_says_that_it_is_over() -> None:
+    begun = NOW - timedelta(seconds=45)  # of 60
+    baking = rollout("baking", started=begun)
+    assert viewmodels_rollout.bake_text(baking, NOW) == "15 s left"
+    assert viewmodels_rollout.bake_text(baking, NOW + timedelta(seconds=14.9)) == "1 s left"
+    assert viewmodels_rollout.bake_text(baking, NOW + timedelta(hours=1)) == "over"
 
 
 def test_a_rejected_gateway_says_field_and_reason_first() -> None:

@@ -97,7 +97,7 @@ def test_the_chart_joins_what_is_spent_and_what_is_ahead_at_now() -> None:
     made = charts_budgets.month_path(budget("100"), MARCH, NOW, (0.5, 0.8, 1.0))
     low, high, middle, spent = made.spec["data"]
     here = "2026-03-20 12:00"  # Berlin's clock
-    assert spent["x"][0] == "2026-03-01 00:00"
+    assert (spent["x"][0], spent["y"][0]) == ("2026-03-18 00:00", 0)  # nothing is known of days before
     assert (spent["x"][-1], spent["y"][-1]) == (here, 60)
     assert {line["x"][0] for line in (low, high, middle)} == {here}
     assert middle["x"][1] == "2026-03-21 00:00"  # today's end
@@ -106,6 +106,17 @@ def test_the_chart_joins_what_is_spent_and_what_is_ahead_at_now() -> None:
     without = charts_budgets.month_path(budget("100", ahead=None), MARCH, NOW, ())
     assert [line["name"] for line in without.spec["data"]] == ["spent"]
     assert "No forecast" in without.summary
+
+
+def test_what_nobody_counted_yet_is_neither_zero_nor_within_the_budget() -> None:
+    uncounted = replace(report(budget("999", ahead=None)), counted_to=None)
+    made = charts_budgets.month_path(uncounted.budgets[0], MARCH, NOW, (), is_counted=False)
+    assert made.spec["data"] == []
+    assert "$60" not in made.summary
+    assert "Nobody is over" not in vm.headline(uncounted)[1]
+    over, coming = vm.cards(uncounted, NOW, UTC_ZONE)[:2]
+    assert (over.value, over.tone) == ("\u2014", "unknown")
+    assert coming.tone == "unknown"
 
 
 def day(number: int, usd: str, adjusted: str = "0.00") -> Day:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -43,6 +44,9 @@ def test_an_engines_line_says_how_much_slower_tokens_are_at_the_target() -> None
     )  # fmt: skip
     (line,) = viewmodels_node.capacity_lines([view])
     assert "at rho 0.85 a token takes 3.4 times as long as alone" in line
+    assert ", grade A" in line
+    (line,) = viewmodels_node.capacity_lines([replace(view, grade=None, method="configured")])
+    assert "grade" not in line  # what an operator typed has none
 
 
 def test_queue_lengths_are_said_where_nobody_overtakes_and_nowhere_else() -> None:

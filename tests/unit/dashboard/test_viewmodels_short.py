@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
+from control.estimate_runs import Precision
 from control.prices import Price
 from control.queries_history import LatencyPoint
 from control.queries_latency import latency_view
-from dashboard import charts_days, viewmodels_goodput, viewmodels_spend
+from dashboard import charts_days, viewmodels_goodput, viewmodels_simulation, viewmodels_spend
 from dashboard.times import UTC_ZONE
 from dashboard.viewmodels_latency import first_token_figure
+from fleet.allocation import allocate
 from fleet.curve_fit import StepCurve
 from fleet.day_totals import Day, DayTotals
 from fleet.goodput import Advice, EngineModel, advise
+from fleet.months import month_of
 from fleet.readings import Histogram
 from fleet.replay_outcomes import Objectives
+from fleet.spend import NodeTime, Use
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 CURVE = StepCurve(0.010, 0.0005)
@@ -50,6 +55,29 @@ def test_prices_show_cents_and_every_digit_beyond_them() -> None:
         [price, replace(price, usd_per_node_hour=Decimal("1.2345"))], UTC_ZONE
     )
     assert rows["usd"] == ["16.00", "1.2345"]
+
+
+def test_a_month_without_node_time_has_unknown_sums() -> None:
+    # tenants used 300 engine-seconds in a pool of which no node was observed: no line, and no zero
+    use = Use("acme", "batch", "llama", "main", 7, 100, 50, Decimal(300))
+    month = allocate(month_of("2026-03", ZoneInfo("UTC")), [], [use], {"main": 4}, is_estimated=True)
+    assert month.unplaced_engine_s == 300
+    rows = viewmodels_spend.line_rows(month)
+    assert [rows[name][-1] for name in ("requests", "prompt", "output", "hours")] == [None] * 4
+
+
+def test_names_of_tenants_and_models_are_shown_as_they_are() -> None:
+    uses = [Use("a_b", "best_effort", "m_1", "main", 1, 1, 1, Decimal(10))]
+    time = [NodeTime("main", "on_demand", Decimal(3600), Decimal(28))]
+    month = allocate(month_of("2026-03", ZoneInfo("UTC")), time, uses, {"main": 4}, is_estimated=True)
+    assert "a_b" in viewmodels_spend.subtotal_rows(month, "tenant")["of"]
+    assert "m_1" in viewmodels_spend.subtotal_rows(month, "model")["of"]
+    assert "best-effort" in viewmodels_spend.subtotal_rows(month, "tier")["of"]
+
+
+def test_a_simulation_says_how_many_slots_a_node_has_when_nobody_chose() -> None:
+    usual = Precision()
+    assert f"{usual.node_slots()} slots a node" in viewmodels_simulation.summary({}, {}, usual)
 
 
 def test_advice_names_what_is_in_use_and_what_the_cache_holds() -> None:

@@ -30,6 +30,8 @@ def test_a_spread_without_a_token_in_time_is_too_slow_not_possible():
     assert verdict.startswith("none: one sequence alone takes about ")
     assert verdict.endswith("allowed are 1 ms")
     assert batch == "none"
+    assert vm.choice_rows(found)["rate"] == ["\u2014"]  # no batch is in time: no rate, not a rate of 0
+    assert next(card.value for card in vm.cards(found) if card.label == "Output") == "\u2014"
     assert "one sequence alone" in vm.headline(found)[1]
 
 

@@ -98,6 +98,8 @@ def test_no_samples_old_samples_and_few_samples_are_no_verdict():
     few = diagnose(evidence(engine("a", *[window()] * 5)))
     assert few.kind is Kind.UNKNOWN
     assert few.sentence == "Cannot say yet: 50 s of samples are too few, 120 s are needed."
+    almost = replace(window(), length_s=119.7 / 12)  # rounded it would read as enough
+    assert "119 s of samples are too few" in diagnose(evidence(engine("a", *[almost] * 12))).sentence
 
 
 def test_latency_that_nobody_exports_is_unknown_and_not_healthy():
