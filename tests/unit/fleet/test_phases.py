@@ -58,6 +58,19 @@ def test_a_node_that_had_the_prompt_is_not_tried_again():
     assert gate.phases.waiting == 0
 
 
+def test_who_waits_for_one_node_keeps_nobody_from_the_node_it_avoids():
+    gate = open_gate(assignment(nodes=NODES))
+    held = gate.phases.begin(MODEL, Tier.BATCH, 80_000, ("p1",))
+    assert gate.phases.starts(0.0) == [held]  # at p2
+    again = gate.phases.begin(MODEL, Tier.BATCH, 30_000, ("p1",))  # p1 broke off: waits for p2
+    large, small = (gate.phases.begin(MODEL, Tier.BATCH, size) for size in (60_000, 10))
+    assert gate.phases.starts(0.0) == [large, small]
+    assert (large.node, small.node) == ("p1", "p1")  # the 5,000 left at p2 are kept for it
+    gate.phases.end(held)
+    assert gate.phases.starts(0.0) == [again]
+    assert again.node == "p2"
+
+
 def test_a_prompt_larger_than_every_prefill_node_could_not_start():
     gate = open_gate(assignment(nodes=NODES))
     assert gate.phases.could_start(gate.phases.begin(MODEL, Tier.BATCH, 85_000), 0.0)
