@@ -100,7 +100,7 @@ def simulate(
         refused=float(refused.sum()),
         served=served - lost,
         lost=float(lost),
-        within_slo=float(admitted[waits_s <= slo_wait_s].sum()) - lost,
+        within_slo=max(0.0, float(admitted[waits_s <= slo_wait_s].sum()) - lost),
         wait_quantiles_s=_quantiles(waits_s, admitted, (0.5, 0.95, 0.99, 0.999)),
         wait_max_s=float(waits_s.max()),
     )

@@ -51,10 +51,10 @@ class DayOutcome:
     """What became of the counted requests. Rows are flows; `refused` has a column for each outcome."""
 
     offered: NDArray[np.int64]
-    lost: NDArray[np.int64]  # in flight on interrupted nodes
     refused: NDArray[np.int64]
     refused_at_s: NDArray[np.float64]  # when each of them came
     waits_s: tuple[NDArray[np.float32], ...]  # by flow, of those that started
+    lost_waits_s: tuple[NDArray[np.float32], ...]  # of those of them in flight on interrupted nodes
     first_s: tuple[NDArray[np.float32], ...]  # by flow, arrival to first token; empty where not known
     e2e_s: tuple[NDArray[np.float32], ...]  # arrival to last token, of those
     preemptions: int
@@ -64,23 +64,25 @@ class DayCounts:
     """The same while it is counted."""
 
     def __init__(self, flows: int) -> None:
-        self.offered, self.lost = [0] * flows, [0] * flows
-        self.waits_s, self.first_s, self.e2e_s = ([list[float]() for _ in range(flows)] for _ in range(3))
+        self.offered = [0] * flows
+        self.waits_s, self.lost_waits_s, self.first_s, self.e2e_s = (
+            [list[float]() for _ in range(flows)] for _ in range(4)
+        )
         self.refused = [Counter[Outcome]() for _ in range(flows)]
         self.refused_at_s: list[float] = []
 
     def outcome(self, preemptions: int) -> DayOutcome:
         """Return what was counted."""
-        waits_s, first_s, e2e_s = (
+        waits_s, lost_waits_s, first_s, e2e_s = (
             tuple(np.array(part, dtype=np.float32) for part in parts)
-            for parts in (self.waits_s, self.first_s, self.e2e_s)
+            for parts in (self.waits_s, self.lost_waits_s, self.first_s, self.e2e_s)
         )
         return DayOutcome(
             np.array(self.offered, dtype=np.int64),
-            np.array(self.lost, dtype=np.int64),
             np.array([[one[name] for name in _OUTCOMES] for one in self.refused], dtype=np.int64),
             np.array(self.refused_at_s),
             waits_s,
+            lost_waits_s,
             first_s,
             e2e_s,
             preemptions,
@@ -238,7 +240,7 @@ class GateDay:
                 lease, prompt_tokens=None, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=now_s
             )
             if place >= self.traffic.counted_from:
-                self.counts.lost[asked.flow] += 1
+                self.counts.lost_waits_s[asked.flow].append(lease.queued_s)
 
     def _observe(self, now_s: float) -> None:
         for place, (_, lease) in self._longer.items():

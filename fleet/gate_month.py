@@ -34,7 +34,7 @@ _SHARES = (0.5, 0.95, 0.99, 0.999)
 _OUTCOMES = tuple(Outcome)
 #: What is tallied by tier.
 _TALLIES = ("waits", "first", "e2e")
-#: Of each flow: offered, lost, within the objective.
+#: Of each flow: offered, lost, answered within the objective.
 _COUNTS = 3
 
 
@@ -161,12 +161,13 @@ class GateRun:
             found = (outcome.waits_s[place], outcome.first_s[place], outcome.e2e_s[place])
             for name, values_s in zip(_TALLIES, found, strict=True):
                 self._tallies[name][tier].add(values_s)
-            waits_s = outcome.waits_s[place]
+            waits_s, lost_s = outcome.waits_s[place], outcome.lost_waits_s[place]
             self._waited_s[place] += waits_s.sum(dtype=np.float64)
             self._within[place] += np.count_nonzero(waits_s <= self.events.slo_wait_s)
+            self._within[place] -= np.count_nonzero(lost_s <= self.events.slo_wait_s)
+            self._lost[place] += lost_s.size
         self._refused += outcome.refused
         self._offered += outcome.offered
-        self._lost += outcome.lost
         self._preemptions += outcome.preemptions
         np.add.at(self._refused_by_bin, (outcome.refused_at_s // BIN_S).astype(np.int64), 1)
         self._days_done += 1
@@ -186,7 +187,7 @@ class GateRun:
             refused=refused,
             served=all_waits.total - lost,
             lost=lost,
-            within_slo=float(self._within.sum()) - lost,
+            within_slo=float(self._within.sum()),
             wait_quantiles_s=all_waits.quantiles(_SHARES),
             wait_max_s=all_waits.longest_s,
         )
@@ -235,7 +236,7 @@ class GateRun:
         p50, p95, p99 = waits.quantiles(_SHARES[:3])
         sums = self._refused[flows].sum(axis=0)
         by = Counter({_OUTCOMES[n]: int(v) for n, v in enumerate(sums) if v})
-        within = int(self._within[flows].sum()) - lost
+        within = int(self._within[flows].sum())
         ends: tuple[float, ...] = ()
         if first.total:
             ends = (*first.quantiles(_SHARES[:3]), *e2e.quantiles(_SHARES[:2]))
@@ -246,7 +247,7 @@ class GateRun:
         refused = int(self._refused[place].sum())
         started = offered - refused
         wait_s = float(self._waited_s[place]) / started if started else None
-        within = int(self._within[place]) - lost
+        within = int(self._within[place])
         return TenantMonth(tier, tenant, offered, refused, lost, wait_s, within / offered)
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -234,7 +234,7 @@ class EventRun:
             refused=refused,
             served=decided - lost,
             lost=lost,
-            within_slo=self._within - lost,
+            within_slo=max(0.0, self._within - lost),  # which are lost is not modelled
             wait_quantiles_s=quantiles,
             wait_max_s=longest,
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import InvalidInput
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 200_000_000
 
 

@@ -112,6 +112,28 @@ def test_nodes_come_go_and_are_interrupted_by_the_plan(engine: EngineProfile | N
     assert found.refused_share == pytest.approx(events.refused_share, abs=0.02)
 
 
+def test_who_waits_too_long_and_is_lost_counts_once() -> None:
+    # Three nodes serve 9 of 20 requests/s: everybody who starts waited far above the objective of half a
+    # second, and every 72 s the burst nodes are taken away with what they hold.
+    burst = {
+        "n": 2,
+        "price": 16,
+        "warm_s": 30,
+        "up": 0.9,
+        "down": 0.75,
+        "cooldown_s": 60,
+        "interrupt_h": 0.02,
+    }
+    run = done(a_run(np.full(360, 20.0), {"n": 1, "D": 60, "burst": burst}))
+    for found in (run.result(), run.events.result()):
+        assert found.lost_in_flight > 1_000
+        assert 0 <= found.slo_attainment < 0.01
+        assert found.goodput_rps >= 0
+    tiers = run.tiers()
+    assert all(0 <= one.slo_attainment < 0.05 for one in tiers)
+    assert sum(one.lost for one in tiers) == run.result().lost_in_flight
+
+
 #: A little over two days, few requests: interruptions, scaling and refusals on each day.
 LITTLE = NodeClass(service_rate=0.03)
 PARAMS: dict[str, Any] = {
