@@ -124,9 +124,10 @@ def _limit_headers(limit: Limit | None) -> HeaderList:
     if limit is None:
         return []
     name = _LIMIT_HEADERS.get(limit.name, limit.name.replace("_", "-").encode())
+    left = limit.quota - limit.used if limit.left is None else limit.left
     headers: HeaderList = [
         (b"x-ratelimit-limit-" + name, b"%d" % limit.quota),
-        (b"x-ratelimit-remaining-" + name, b"%d" % max(limit.quota - limit.used, 0)),
+        (b"x-ratelimit-remaining-" + name, b"%d" % max(left, 0)),
     ]
     if limit.reset_s is not None:
         headers.append((b"x-ratelimit-reset-" + name, b"%.3fs" % limit.reset_s))

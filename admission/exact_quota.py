@@ -179,7 +179,9 @@ class ExactQuotas:
             case [0, bytes(name), int(quota), int(used), int(wait_us)] if name.decode() in _OUTCOMES:
                 needed = 1 if name == b"concurrent_requests" else tokens
                 reset_s = wait_us / 1e6 if wait_us >= 0 else None
-                limit = Limit(name.decode(), quota, used, needed, reset_s)
+                is_rate = name == b"tokens_per_minute" and quota > 0
+                left = account.policy.burst_tokens - used if is_rate else None
+                limit = Limit(name.decode(), quota, used, needed, reset_s, left)
                 account.count_refused(tokens)
                 return self._refusals.refuse_quota(
                     account.name, _OUTCOMES[limit.name], limit, where="over all gateways"

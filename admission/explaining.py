@@ -22,4 +22,4 @@ def decision_answer(state: GatewayState, request_id: str) -> Answer:
             hint="Look for the answer's x-request-id header; keep more with RHODECK_GATEWAY_DECISIONS",
         )
     told = entry.told(state.settings.name, state.clock.monotonic_s())
-    return Answer(200, told.model_dump_json().encode())
+    return Answer(200, told.model_dump_json(by_alias=True).encode())

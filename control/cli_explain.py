@@ -43,7 +43,9 @@ def explain(request_id: str, only: str | None, as_json: bool) -> None:
     if decision is None:
         said = "; ".join(f"{name}: {exc.message}" for name, exc in failures)
         raise NotFound(said, hint=failures[0][1].hint if failures else "")
-    click.echo(decision.model_dump_json(indent=1) if as_json else "\n".join(in_words(decision)))
+    click.echo(
+        decision.model_dump_json(indent=1, by_alias=True) if as_json else "\n".join(in_words(decision))
+    )
 
 
 def gateways_token(settings: Settings) -> SecretStr:

@@ -133,9 +133,15 @@ class Account:
 
     def _rate_limit(self, tokens: int, now_s: float) -> Limit:
         share = self.share
-        used = share.burst_tokens - self.bucket.left_tokens(now_s)
-        wait_s = self.bucket.wait_s(tokens, now_s)
-        return Limit("tokens_per_minute", share.tokens_per_minute, used, tokens, wait_s)
+        left = self.bucket.left_tokens(now_s)
+        return Limit(
+            "tokens_per_minute",
+            share.tokens_per_minute,
+            used=share.burst_tokens - left,
+            needed=tokens,
+            reset_s=self.bucket.wait_s(tokens, now_s),
+            left=left if share.tokens_per_minute else None,
+        )
 
     def accept(self, tokens: int, *, is_ghost: bool = False, is_charged: bool = True) -> None:
         """Hold and charge an accepted request."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fleet.messages import Label, Words
 from fleet.outcomes import Outcome, Tier
@@ -78,7 +78,7 @@ class Ending(_Part):
 class Decision(_Part):
     """All that is kept about one request."""
 
-    schema_: Literal["rhodeck.decision/1"] = "rhodeck.decision/1"
+    schema_: Literal["rhodeck.decision/1"] = Field(default="rhodeck.decision/1", alias="schema")
     gateway: Label
     revision: int | None
     request_id: Label

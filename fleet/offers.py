@@ -173,6 +173,7 @@ class Limit:
     used: int  # at the moment of the refusal; may exceed `quota` after a cut
     needed: int  # what the request asked for
     reset_s: float | None = None  # when enough is free again; None: not known
+    left: int | None = None  # of a rate: what its bucket holds now, negative in debt; None: quota - used
 
 
 @dataclass(slots=True)

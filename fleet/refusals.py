@@ -23,6 +23,16 @@ _LIMIT_WORDS = {
 }
 
 
+def _rate_reason(tenant: str, limit: Limit, left: int, where: str) -> str:
+    """A rate refuses by what its bucket holds, which is not the minute's quota less what was used."""
+    burst = left + limit.used
+    reason = (
+        f"tenant {tenant} may use {max(left, 0)} tokens now {where}: {limit.quota} a minute flow back, "
+        f"up to {burst} at once; this request needs {limit.needed}"
+    )
+    return reason + (f" and so passes when {burst} are there" if limit.needed > burst else "")
+
+
 class Refusals:
     """Makes refusals under the policy's Retry-After bounds."""
 
@@ -51,6 +61,8 @@ class Refusals:
         words = _LIMIT_WORDS[limit.name]
         if limit.quota == 0:
             reason = f"tenant {tenant} has a quota of 0 {words} {where}"
+        elif limit.left is not None:
+            reason = _rate_reason(tenant, limit, limit.left, where)
         else:
             reason = (
                 f"tenant {tenant} uses {limit.used} of {limit.quota} {words} {where}; "

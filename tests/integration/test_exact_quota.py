@@ -178,6 +178,8 @@ def test_more_used_than_reserved_is_owed(store: QuotaStore, tmp_path: Path) -> N
             assert isinstance(refused, Refused)
             assert refused.limit is not None
             assert refused.limit.used > 1_400
+            assert refused.limit.left is not None
+            assert refused.limit.left < -400  # the burst is 1,000
 
     asyncio.run(go())
 

@@ -51,6 +51,7 @@ def gateway(shared: GatewayProcess, engine: FakeEngine) -> GatewayProcess:
 def decision(gateway: GatewayProcess, request_id: str) -> Decision:
     response = gateway.admin.get(f"/admin/decisions/{request_id}")
     assert response.status_code == 200, response.text
+    assert response.json()["schema"] == "rhodeck.decision/1"
     return Decision.model_validate_json(response.content)
 
 
