@@ -7,6 +7,7 @@ body that we count one way and the engine another (doubled keys), and a priority
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -47,6 +48,7 @@ _EXTRA_KEY = "vllm_xargs"  # vLLM hands its members to the same place as `kv_tra
 _COUNTED_KEYS = ("model", "max_tokens", "max_completion_tokens", "n", "best_of", "stream", "messages",
                  "prompt", "input", "max_output_tokens", "instructions")  # fmt: skip
 _QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _COUNTED_KEYS}
+_PLAIN_ESCAPED = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")  # _ and a to z
 
 
 @dataclass(slots=True)  # not frozen: that would double the time of making one
@@ -125,8 +127,7 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
     if not isinstance(document, dict):
         raise InvalidInput("the body is not a JSON object", hint="Send a JSON object")
     body = cast("dict[str, Any]", document)
-    if raw.count(b"[") + raw.count(b"{") > _LEVELS:
-        _check_nesting(body)
+    _check_nesting(body, raw)
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidInput("model is missing", field="model", hint="GET /v1/models lists them")
@@ -152,8 +153,19 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
     )
 
 
-def _check_nesting(body: Mapping[str, Any]) -> None:
+def unambiguous(body: Mapping[str, Any], raw: bytes) -> bytes:
+    """Return `raw`, read as `body`; written anew where another reader might read it otherwise.
+
+    Raises InvalidInput for one that is nested too deep for that.
+    """
+    _check_nesting(body, raw)
+    return orjson.dumps(body) if _has_doubled_key(body, raw) else raw
+
+
+def _check_nesting(body: Mapping[str, Any], raw: bytes) -> None:
     """Raise InvalidInput for a body that is read and cannot be written again (orjson writes 254 levels)."""
+    if raw.count(b"[") + raw.count(b"{") <= _LEVELS:
+        return
     try:
         orjson.dumps([[[[body]]]])  # we put parts of it into others, a few levels down
     except orjson.JSONEncodeError as exc:
@@ -290,8 +302,10 @@ def _has_doubled_key(document: Mapping[str, Any], raw: bytes) -> bool:
     """Say whether a key we count by may stand twice; readers disagree on which one holds.
 
     Inside JSON strings quotes are escaped, so only real keys match (or a text equal to the key's name). A
-    key that was written with escapes matches not once; it may hide another.
+    key that was written with escapes may hide another: nobody else escapes plain letters.
     """
+    if b"\\u00" in raw and _PLAIN_ESCAPED.search(raw) is not None:
+        return True
     for key in document:
         quoted = _QUOTED_KEYS.get(key)
         if quoted is not None and raw.count(quoted) != 1:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import orjson
 
 from admission.answers import Answer, error_body, invalid_answer, outcome_answer
+from admission.calls import unambiguous
 from admission.identity import Caller
 from admission.metrics import Family
 from admission.nodes import NodeBook
@@ -57,7 +58,7 @@ class Passthrough:
 
     async def _answer(self, caller: Caller, target: str, raw: bytes) -> Answer:
         try:
-            model = self._model(raw)
+            model, raw = self._model(raw)
         except (InvalidInput, NotFound) as exc:
             return invalid_answer(exc)
         if self._state.is_draining:
@@ -74,7 +75,8 @@ class Passthrough:
             if not self._open[caller.tenant]:
                 del self._open[caller.tenant]
 
-    def _model(self, raw: bytes) -> str:
+    def _model(self, raw: bytes) -> tuple[str, bytes]:
+        """Return the model asked for, and a body that reads one way. Raises InvalidInput, NotFound."""
         try:
             document: object = orjson.loads(raw)
         except orjson.JSONDecodeError as exc:
@@ -82,12 +84,10 @@ class Passthrough:
         model = cast("dict[str, Any]", document).get("model") if isinstance(document, dict) else None
         if not isinstance(model, str) or not model:
             raise InvalidInput("model is missing", field="model", hint="GET /v1/models lists them")
-        if raw.count(b'"model"') > 1:
-            raise InvalidInput("model is given twice", field="model", hint="Send it once")
         if model not in self._state.models:
             raise NotFound(f"model {model[:100]!r} is not served here", field="model",
                            hint="GET /v1/models lists the models")  # fmt: skip
-        return model
+        return model, unambiguous(cast("dict[str, Any]", document), raw)
 
     def _most(self, tenant: str) -> int:
         """Return how many requests the tenant may have at once, by its part here or by the policy."""

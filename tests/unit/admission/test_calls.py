@@ -57,6 +57,16 @@ def test_doubled_keys_reach_the_engine_as_they_were_counted() -> None:
     assert json.loads(call.body(priority=None))["max_tokens"] == 5
 
 
+@pytest.mark.parametrize("hidden", [b"max_tok\\u0065ns", b"\\u006dax_tokens", b"max\\u005Ftokens"])
+def test_a_key_doubled_by_an_escaped_one_is_no_other(hidden: bytes) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"%s":100000,"max_tokens":5}' % hidden
+    sent = parse_call("chat", body).body(priority=None)
+    assert b"100000" not in sent
+    assert json.loads(sent)["max_tokens"] == 5
+    plain = b'{"model":"m","messages":[{"role":"user","content":"caf\\u00e9"}]}'
+    assert parse_call("chat", plain).body(priority=None) == plain  # it has to be
+
+
 def test_usage_options_of_the_client_are_kept() -> None:
     options = {"include_usage": False, "continuous_usage_stats": False}
     call = parse_call("chat", raw(chat(stream=True, stream_options=options)))
