@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import orjson
 
-from admission.sse import Usage, usage_of
+from admission.sse import Usage, data_of, end_of_events, usage_of
 from fleet.errors import InvalidInput
 
 #: Keys that keep state at one engine or read it back: another node would not have it.
@@ -118,9 +118,7 @@ class ResponsesReader:
         if not self._is_readable:
             return chunk
         data = self._held + chunk if self._held else chunk
-        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-        if end < 4:  # neither is there: rfind gave -1
-            end = 0
+        end = end_of_events(data, len(self._held))
         whole, self._held = data[:end], data[end:]
         self.events += whole.count(b".delta\n") + whole.count(b".delta\r\n")
         if any(name in whole for name in _ENDINGS):
@@ -136,7 +134,7 @@ class ResponsesReader:
 
     def _read(self, event: bytes) -> None:
         """Take in an event that ends an answer."""
-        payload = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+        payload = data_of(event)
         if not payload or not any(name in event for name in _ENDINGS):
             return
         try:

@@ -3,17 +3,21 @@
 Owns the reading of a server-sent event stream and of a plain answer: usage, end mark, in-stream error.
 Counts are tokens and events. Bytes pass as they came; an event is parsed only if it may hold usage, an
 error or the end. Prevents: tokens billed by guess when the engine counted them, and a stream that broke
-off taken for a finished one.
+off taken for a finished one. Source: HTML standard, "Server-sent events" (but for lines that end in CR).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
 _HELD_BYTES = 1 << 20  # an event longer than this passes unread
+_BLANK_LINE = re.compile(
+    rb"(\r?\n\r?\n)"
+)  # parts events; what relays a stream may add some of the other kind
 _MAX_TOKENS = 2**31  # more than any request can hold: who counts that much is not believed
 
 
@@ -74,7 +78,6 @@ class StreamReader:
     def __init__(self, *, hides_usage: bool) -> None:
         self._hides_usage = hides_usage
         self._held = b""
-        self._separator = b""
         self._is_readable = True
         self.usage: Usage | None = None
         self.events = 0  # complete events seen; one carries about one token
@@ -86,11 +89,11 @@ class StreamReader:
         if not self._is_readable:
             return chunk
         data = self._held + chunk if self._held else chunk
-        end = self._end_of_events(data)
+        end = end_of_events(data, len(self._held))
         whole, self._held = (data, b"") if end == len(data) else (data[:end], data[end:])
         passed = whole
         if whole:
-            self.events += whole.count(self._separator)
+            self.events += whole.count(b"\n\n") + whole.count(b"\n\r\n")
             if b'"usage"' in whole or b"[DONE]" in whole or b'"error"' in whole:
                 passed = self._read_events(whole)
         if len(self._held) > _HELD_BYTES:
@@ -98,35 +101,22 @@ class StreamReader:
             passed, self._held = passed + self._held, b""
         return passed if self._hides_usage else chunk
 
-    def _end_of_events(self, data: bytes) -> int:
-        """Return where the last complete event ends; the first line end tells how events are parted."""
-        if not self._separator:
-            first = data.find(b"\n")
-            if first < 0:
-                return 0
-            self._separator = b"\r\n\r\n" if data[first - 1 : first] == b"\r" else b"\n\n"
-        end = data.rfind(self._separator)
-        return 0 if end < 0 else end + len(self._separator)
-
     def rest(self) -> bytes:
         """Return an unfinished last event that was held back."""
         held, self._held = self._held, b""
         return held if self._hides_usage else b""
 
     def _read_events(self, whole: bytes) -> bytes:
-        kept: list[bytes] = []
-        for event in whole.split(self._separator)[:-1]:
-            if self._is_for_client(event):
-                kept.append(event)
-            else:
+        parts = _BLANK_LINE.split(whole)  # event, what ends it, event, what ends it, more line ends
+        for at in range(0, len(parts) - 1, 2):
+            if not self._is_for_client(parts[at]):
+                parts[at] = parts[at + 1] = b""
                 self.events -= 1
-        return b"".join(event + self._separator for event in kept)
+        return b"".join(parts)
 
     def _is_for_client(self, event: bytes) -> bool:
         """Read one event; False for the usage chunk that only we asked for."""
-        if not event.startswith(b"data:"):
-            return True
-        payload = event[5:].strip()
+        payload = data_of(event)
         if payload == b"[DONE]":
             self.is_done = True
             self.events -= 1
@@ -145,3 +135,17 @@ class StreamReader:
             return True
         self.usage = usage
         return chunk.get("choices") != []
+
+
+def end_of_events(data: bytes, seen_bytes: int = 0) -> int:
+    """Return where the last complete event ends, 0 for none. The first `seen_bytes` were without one."""
+    begin = max(seen_bytes - 2, 0)
+    plain, mixed = data.rfind(b"\n\n", begin), data.rfind(b"\n\r\n", begin)
+    return max(plain + 2 if plain >= 0 else 0, mixed + 3 if mixed >= 0 else 0)
+
+
+def data_of(event: bytes) -> bytes:
+    """Return what an event carries: its data lines, without the names of their field."""
+    if event.startswith(b"data:") and b"\n" not in event:  # nearly every one
+        return event[5:].strip()
+    return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))

@@ -63,6 +63,39 @@ def test_any_bytes_without_a_usage_chunk_pass_even_when_it_would_be_hidden(
     assert seen == data
 
 
+PARTED = ["\n\n", "\r\n\r\n", "\n\r\n", "\r\n\n"]  # each a line's end and an empty line
+
+
+@given(
+    cuts=st.lists(st.integers(0, 10_000), max_size=30),
+    ends=st.lists(st.sampled_from(PARTED), min_size=5, max_size=5),
+)
+def test_what_relays_a_stream_may_part_its_events_in_another_way(cuts: list[int], ends: list[str]) -> None:
+    before = f": a sign of life{ends[0]}".encode() + delta("one", ends[1]) + delta("two", ends[2])
+    done = f"data: [DONE]{ends[4]}".encode()
+    reader = StreamReader(hides_usage=True)
+    parts = pieces(before + event({"choices": [], "usage": USAGE}, ends[3]) + done, cuts)
+    passed = [reader.feed(part) for part in parts]
+    assert b"".join(passed) == before + done  # nothing waits for the end
+    assert (reader.usage, reader.is_done) == (Usage(7, 2, 3), True)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("lines", [["event: message", "id: 3"], [": still here"], ["retry: 10"]])
+def test_other_fields_and_comments_before_the_data_hide_nothing(lines: list[str], end: str) -> None:
+    before = "".join(line + end for line in lines).encode()
+    reader = StreamReader(hides_usage=True)
+    seen = reader.feed(
+        before + delta("a", end * 2) + before + event({"choices": [], "usage": USAGE}, end * 2)
+    )
+    assert seen == before + delta("a", end * 2)
+    assert reader.usage == Usage(7, 2, 3)
+    seen = reader.feed(before + event({"error": {"message": "overloaded"}}, end * 2))
+    seen += reader.feed(before + f"data: [DONE]{end * 2}".encode())
+    assert reader.has_error
+    assert reader.is_done
+
+
 def test_an_error_inside_the_stream_is_seen() -> None:
     reader = StreamReader(hides_usage=True)
     reader.feed(delta("a") + event({"error": {"message": "overloaded"}}) + b"data: [DONE]\n\n")
