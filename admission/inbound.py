@@ -14,7 +14,7 @@ from typing import Protocol
 
 HeaderList = list[tuple[bytes, bytes]]
 
-STATUS_LINES = {
+_STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
     for status in http.HTTPStatus
 }
@@ -153,23 +153,24 @@ class Inbound:
     # -- the answer ---------------------------------------------------------------------------------
 
     def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send a whole answer. `headers` without a length."""
+        """Send a whole answer. `headers` without a length. Raises ValueError for one with a line break."""
+        lines = self._lines(headers)
+        if not self.keeps_alive:
+            lines.append(b"connection: close\r\n")
+        data = whole_answer(status, lines, body, is_headless=self._is_headless)
         self._begin()
         if not self.has_left:
-            lines = [b"%s: %s\r\n" % pair for pair in headers]
-            lines.append(self._way.date())
-            if not self.keeps_alive:
-                lines.append(b"connection: close\r\n")
-            self._way.send(whole_answer(status, lines, body, is_headless=self._is_headless))
+            self._way.send(data)
         self._end()
 
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begin an answer whose length is not known."""
-        self._begin()
-        if self.has_left:
-            return
+    def _lines(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         lines = [b"%s: %s\r\n" % pair for pair in headers]
         lines.append(self._way.date())
+        return lines
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin an answer whose length is not known. Raises ValueError for a header with a line break."""
+        lines = self._lines(headers)
         if self.is_old:
             self.keeps_alive = False  # such a client knows the end by the end of the connection
         else:
@@ -177,7 +178,10 @@ class Inbound:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keeps_alive:
             lines.append(b"connection: close\r\n")
-        self._way.send(_head(status, lines))
+        head = _head(status, lines)
+        self._begin()
+        if not self.has_left:
+            self._way.send(head)
 
     async def write(self, data: bytes) -> None:
         """Send a part of the answer; waits while the client does not read."""
@@ -225,7 +229,8 @@ def whole_answer(status: int, lines: list[bytes], body: bytes, *, is_headless: b
 
 
 def _head(status: int, lines: list[bytes]) -> bytes:
-    head = b"".join((STATUS_LINES[status], *lines, b"\r\n"))
+    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status  # an engine may answer any number
+    head = b"".join((first, *lines, b"\r\n"))
     ends = len(lines) + 2
     if head.count(b"\n") != ends or head.count(b"\r") != ends:
         raise ValueError("a header of an answer has a line break in it")

@@ -35,6 +35,9 @@ from fleet.offers import Dispatch
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
+#: An engine that said all has so long to end its answer; then the connection is cut, the lease is free.
+_CLOSING_S = 2.0
+
 
 class BodyRoom:
     """Memory for request bodies, shared by all requests: from the first byte to the end of the answer."""
@@ -227,11 +230,13 @@ class Proxy:
             if passage.ttft_s is None:
                 self._link.begins(passage)
                 self._start_stream(passage, request)
+            was_done = reader.is_done
             passed = reader.feed(chunk)
             passage.events, passage.usage = reader.events, reader.usage
             self._link.extend(passage)
-            if reader.is_done:
+            if reader.is_done and not was_done:
                 request.disarm()  # all is said: who leaves now had the answer
+                exchange.ends_within(_CLOSING_S)
             return request.write_on(passed)
 
         try:
@@ -242,7 +247,7 @@ class Proxy:
                 raise
             failure = exc
         outcome, reason = _ending(reader, failure)
-        if not isinstance(failure, Overdue):
+        if outcome is Outcome.COMPLETED or not isinstance(failure, Overdue):
             self._link.judged(passage, outcome)
         passage.entry.reason = reason
         passage.finish(outcome)
@@ -275,12 +280,12 @@ def _declared_length(request: Inbound) -> int:
 
 
 def _ending(reader: Reader, failure: NodeFailed | None) -> tuple[Outcome, str]:
-    """Say how a stream ended: only an end mark without an error is a finished one."""
+    """Say how a stream ended: an end mark without an error is a finished one, however the rest breaks."""
+    if reader.has_error:
+        return Outcome.UPSTREAM_ERROR, "The engine reported an error."
+    if reader.is_done:
+        return Outcome.COMPLETED, ""
     if failure is not None:
         outcome = Outcome.UPSTREAM_TIMEOUT if failure.is_timeout else Outcome.UPSTREAM_ERROR
         return outcome, f"The engine failed: {failure}."
-    if reader.has_error:
-        return Outcome.UPSTREAM_ERROR, "The engine reported an error."
-    if not reader.is_done:
-        return Outcome.UPSTREAM_ERROR, "The engine's answer broke off."
-    return Outcome.COMPLETED, ""
+    return Outcome.UPSTREAM_ERROR, "The engine's answer broke off."

@@ -74,7 +74,7 @@ class Exchange:
 
     @property
     def is_stream(self) -> bool:
-        return self.content_type.startswith("text/event-stream")
+        return self.content_type.lower().startswith("text/event-stream")
 
     def ends_within(self, seconds: float) -> None:
         """Have it fail (Overdue) when it is not read to its end in that time from now on."""

@@ -162,14 +162,23 @@ class Wire(asyncio.Protocol):
     def ends_within(self, seconds: float) -> None:
         """Have the exchange that was begun fail (Overdue) after that time from now on."""
         self.until_s = self._loop.time() + seconds
+        if self.until_s < self._due:
+            self._due = self.until_s
+            if self._timer is not None and self._due < self._rings_at_s:
+                self._arm()
 
     def end(self) -> bool:
         """End the exchange and say whether the connection can take another; otherwise it is cut."""
         self._disarm()
-        if self.is_reusable and self._error is None and not self._chunks and not self._is_spoilt:
+        if self.is_reusable and self._error is None and not self._chunks and self._is_all_said():
             return True
         self.cut()
         return False
+
+    def _is_all_said(self) -> bool:
+        """Say whether both sides are done: an answer may come before its request was taken."""
+        transport = self._transport
+        return not self._is_spoilt and transport is not None and not transport.get_write_buffer_size()
 
     def cut(self) -> None:
         """Close at once: the node sees its client leave."""

@@ -174,6 +174,9 @@ class FakeEngine:
                 served.ending = "refused"
                 location = {"Location": f"{self.base_url}/v1/embeddings"}
                 return web.Response(status=int(fault), headers=location, text='{"usage":{}}')
+            if fault in ("299", "460"):  # numbers that no standard names
+                served.ending = "finished" if fault == "299" else "refused"
+                return web.json_response({"usage": self._usage(served)}, status=int(fault))
             if fault == "400":
                 served.ending = "refused"
                 return web.json_response({"error": {"message": "bad max_tokens"}}, status=400)
@@ -221,6 +224,10 @@ class FakeEngine:
         if fault != "in_stream":
             served.ending = "finished"
         await response.write(b"data: [DONE]\n\n")
+        if fault == "late_cut":
+            request.transport.abort()
+        if fault == "late_stall":
+            await asyncio.Event().wait()
         return response
 
     async def _event(self, response: web.StreamResponse, document: dict[str, Any]) -> None:

@@ -251,11 +251,26 @@ def test_tokenizing_needs_a_key_a_model_and_a_bounded_body(
         assert client.post("/tokenize", json=[1]).status_code == 400
         assert client.post("/tokenize", content=b"{").status_code == 400
         twice = b'{"model":"%s","model":"other","prompt":"a"}' % MODEL.encode()
-        assert client.post("/tokenize", content=twice).status_code == 400
+        assert client.post("/tokenize", content=twice).status_code == 404
         assert client.post("/tokenize", json=body | {"model": "other"}).status_code == 404
         large = client.post("/tokenize", json=body | {"prompt": "a" * 200_000})
         assert large.status_code == 413
     assert engine.tokenized == []
+
+
+def test_a_model_named_twice_reaches_the_tokenizer_once_and_a_tool_may_have_a_model(
+    gateway: GatewayProcess, engine: FakeEngine
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"model": {"type": "string"}}}}
+    with gateway.client() as client:
+        body = {"model": MODEL, "prompt": "a", "tools": [tool]}
+        assert client.post("/tokenize", json=body).status_code == 200
+        for first in (b"model", b"mod\\u0065l"):
+            twice = b'{"%s":"other","model":"%s","prompt":"a"}' % (first, MODEL.encode())
+            assert client.post("/tokenize", content=twice).status_code == 200
+        deep = b'{"model":"%s","prompt":"a","x":%s}' % (MODEL.encode(), b"[" * 300 + b"]" * 300)
+        assert client.post("/tokenize", content=deep).status_code == 400
+    assert engine.tokenized == [body, *[{"model": MODEL, "prompt": "a"}] * 2]
 
 
 def test_a_tenant_tokenizes_as_often_at_once_as_it_may_have_requests(
@@ -345,4 +360,33 @@ def test_an_engines_refusal_is_relayed_and_is_no_success(gateway: GatewayProcess
     name = "rhodeck_gateway_requests_total"
     assert gateway.metric(name, outcome="completed") == 1
     assert gateway.metric(name, outcome="engine_refused") == 6
+    assert is_idle(gateway)
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(299, "completed"), (460, "engine_refused")])
+def test_a_status_that_no_standard_names_is_relayed(
+    gateway: GatewayProcess, status: int, outcome: str
+) -> None:
+    with gateway.client() as client:
+        answer = client.post("/v1/chat/completions", json=chat(f"fault={status}"))
+    assert answer.status_code == status
+    assert "usage" in answer.json()
+    assert [record["outcome"] for record in gateway.usage()] == [outcome]
+    assert is_idle(gateway)
+
+
+@pytest.mark.parametrize("fault", ["late_cut", "late_stall"])
+@pytest.mark.parametrize("hides_usage", [True, False])
+def test_an_answer_that_said_all_is_complete_however_its_connection_ends(
+    gateway: GatewayProcess, fault: str, hides_usage: bool
+) -> None:
+    options = {} if hides_usage else {"stream_options": {"include_usage": True}}
+    body = chat(f"tokens=4 fault={fault}", stream=True, **options)
+    with gateway.client() as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    said = events(answer.text)
+    assert said[-1] == "[DONE]"  # and no error behind it
+    assert len(said) == (5 if hides_usage else 6)
+    [record] = gateway.usage()
+    assert (record["outcome"], record["output_tokens"], record["exact"]) == ("completed", 4, True)
     assert is_idle(gateway)

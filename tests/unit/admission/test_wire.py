@@ -280,6 +280,34 @@ def test_bytes_after_an_answer_cost_the_connection_and_reach_no_other_request(ex
     run(story, Node(lambda _: [ANSWERS["length"] + extra]))
 
 
+def test_an_answer_before_its_request_was_taken_costs_the_connection() -> None:
+    async def story() -> None:
+        connections = 0
+        release = asyncio.Event()
+
+        async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(ANSWERS["client error"])
+            await release.wait()
+            writer.close()
+
+        server = await asyncio.start_server(hasty, "127.0.0.1", 0, limit=1_024)
+        async with Upstream(settings()) as upstream:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat/completions"
+            for number in (1, 2):  # more than two sockets hold: the rest waits with us
+                exchange = await upstream.post(url, b"x" * (32 << 20), "r1")
+                assert (exchange.status, await exchange.body(100)) == (422, b"{}")
+                exchange.close()
+                assert connections == number
+            release.set()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(story())
+
+
 def test_an_exchange_closed_early_is_cut_and_the_node_notices() -> None:
     async def story(node: Node, upstream: Upstream, url: str) -> None:
         exchange = await upstream.post(url, b"{}", "r")

@@ -105,6 +105,24 @@ def test_an_answer_that_never_ends_is_overdue_though_something_always_comes(is_p
     run(story, Node(lambda _: endless))
 
 
+def test_a_bound_set_while_a_body_is_handed_on_holds_at_once() -> None:
+    async def story(node: Node, upstream: Upstream, url: str) -> None:
+        exchange = await upstream.post(url, b"{}", "r")
+
+        def sink(data: bytes) -> bool:
+            if b"last" in data:
+                exchange.ends_within(0.1)
+            return True
+
+        with pytest.raises(Overdue):  # and not after the 60 s of silence that an answer may have
+            async with asyncio.timeout(30):
+                await exchange.pipe(sink)
+        exchange.close()
+        await until(lambda: node.left == 1)
+
+    run(story, Node(lambda _: [OK + SSE, b"5\r\nfirst\r\n", b"4\r\nlast\r\n"]))
+
+
 def test_a_connection_is_used_again_after_an_exchange_with_a_bound() -> None:
     async def story(node: Node, upstream: Upstream, url: str) -> None:
         exchange = await upstream.post(url, b"{}", "r")
