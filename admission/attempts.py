@@ -101,7 +101,7 @@ class Attempts:
         )
 
     def _failed(self, passage: Passage, exc: NodeFailed) -> Answer:
-        if exc.reason is not Reason.REFUSED:
+        if exc.reason is not Reason.REFUSED and not isinstance(exc, PrefillFailed):
             passage.reached()
         outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
         passage.entry.failed(str(exc))

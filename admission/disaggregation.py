@@ -85,6 +85,8 @@ class Prefills:
             except NodeFailed as exc:
                 failed = exc
                 phases.results["failed"] += 1
+                if exc.reason is not Reason.REFUSED:
+                    passage.prefilled()
                 if phase.node is not None:
                     self._nodes.request_failed(phase.node)
                     avoid = (*avoid, phase.node)
@@ -138,15 +140,13 @@ class Prefills:
         if target is None:
             raise NodeFailed(Reason.REFUSED, "the node left the fleet")
         passage.sending()
-        passage.is_prefilling = True
         priority = self._state.engine_priority(lease.tier) if target.honours_priority else None
         try:
             answer = await self._ask(target, prefill_body(passage.call, priority), passage)
         except asyncio.CancelledError:  # on its way already: it counts as received
-            passage.reached()
+            passage.prefilled()
             raise
-        passage.reached()
-        passage.is_prefilling = False
+        passage.prefilled()
         self._nodes.request_worked(target.name)
         return None if answer is None else transfer_in(answer)
 

@@ -67,7 +67,8 @@ class Passage:
         self.usage: Usage | None = None
         self.events = 0  # streamed events that reached us: the estimate when the engine does not say
         self.ttft_s: float | None = None
-        self.is_prefilling = False  # at a prefill node, which makes no output
+        self._has_no_output = True  # no engine that makes output has it
+        self._answering_since_s = self._arrived_s
         self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
         self.trace: SpanSink | None = None
         self.passed_on = b""  # header lines of the client's trace
@@ -166,6 +167,7 @@ class Passage:
         if self.trace is not None:
             self.trace.gave_up(why)
         self._reached_engine |= reached_engine
+        self._has_no_output = True
         lease = self._take_lease()
         if lease is not None:
             self._ledger.room.release(
@@ -181,7 +183,7 @@ class Passage:
             engine_s = now_s - self._sent_s if self._reached_engine else 0.0
             prompt_tokens = lease.prompt_tokens if self._reached_engine else 0
             self._ledger.room.recalls.count(self.flow, engine_s, prompt_tokens)
-        self.usage, self.is_prefilling, self._waits_again = None, False, True
+        self.usage, self._has_no_output, self._waits_again = None, True, True
         self.waiting()
 
     def extended(self, lease: Lease) -> None:
@@ -190,19 +192,24 @@ class Passage:
         self._booked_tokens = lease.tokens
 
     def sending(self) -> None:
-        """Note on disk that the request goes to an engine now."""
+        """Note, on disk too, that the request goes to an engine now."""
+        self._answering_since_s = self._ledger.clock.monotonic_s()
         if self.lease is not None:
             self._ledger.journal.begin(self.request_id, self._draft(self.lease, self.lease.prompt_tokens))
 
     def reached(self) -> None:
-        """Note that the engine has the request."""
-        self._reached_engine = True
+        """Note that the engine that answers has the request."""
+        self._reached_engine, self._has_no_output = True, False
+
+    def prefilled(self) -> None:
+        """Note that a prefill node has, or had, the prompt: there is no output yet."""
+        self._reached_engine = self._has_no_output = True
 
     def seconds_per_token(self) -> float | None:
-        """Return the pace of the answer, from sending on; None: the engine counted no output."""
+        """Return the pace of the answer since it was asked for; None: the engine counted no output."""
         if self.usage is None or not self.usage.output_tokens:
             return None
-        return (self._ledger.clock.monotonic_s() - self._sent_s) / self.usage.output_tokens
+        return (self._ledger.clock.monotonic_s() - self._answering_since_s) / self.usage.output_tokens
 
     def first_byte(self) -> None:
         """Note the first byte of the answer."""
@@ -264,14 +271,14 @@ class Passage:
     def _used(self, lease: Lease | None, used_nothing: bool) -> tuple[int, int]:
         """Return prompt and output tokens: counted by the engine, else by us, else estimated."""
         estimator, call = self._ledger.estimator, self.call
-        engine_s = self._ledger.clock.monotonic_s() - self._sent_s
+        engine_s = self._ledger.clock.monotonic_s() - self._answering_since_s
         if self.usage is not None:
             estimator.learn(call.model, call.prompt, self.usage.prompt_tokens)
             estimator.learn_pace(call.model, self.usage.output_tokens, engine_s)
             return self.usage.prompt_tokens, self.usage.output_tokens
         if used_nothing or lease is None or not self._reached_engine:
             return 0, 0
-        if call.is_stream or self.is_prefilling:
+        if call.is_stream or self._has_no_output:
             return lease.prompt_tokens, self.events
         return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
 

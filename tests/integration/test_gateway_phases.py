@@ -18,9 +18,11 @@ PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e-1", "remote_block_id
 
 
 class PrefillEngine(FakeEngine):
-    """Answers prefills at once, or as `behaviour` says: "500", "400", "silent", "no_params", "slow"."""
+    """Answers prefills at once, or as `behaviour` says: "500", "400", "silent", "no_params", "slow",
+    or stops `decode` first."""
 
     behaviour = ""
+    decode: FakeEngine | None = None
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         served = await self.note(request)
@@ -32,6 +34,8 @@ class PrefillEngine(FakeEngine):
                 await asyncio.sleep(60)
             if self.behaviour == "slow":
                 await asyncio.sleep(0.3)
+            if self.decode is not None:
+                await asyncio.to_thread(self.decode.stop)
         except (asyncio.CancelledError, ConnectionError):
             served.ending = "aborted"
             raise
@@ -121,6 +125,8 @@ def test_a_prefill_node_that_fails_is_followed_by_another_and_never_asked_twice(
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "upstream_error"
         assert [len(engines[name].served) for name in ("p1", "p2", "d1")] == [1, 1, 0]
+        (record,) = gateway.usage()
+        assert (record["outcome"], record["output_tokens"]) == ("upstream_error", 0)
         engines["p2"].behaviour = ""
         codes = [client.post("/v1/chat/completions", json=chat()).status_code for _ in range(4)]
     assert codes == [200] * 4
@@ -181,6 +187,22 @@ def test_a_client_that_leaves_during_prefill_frees_both_nodes(
     assert engines["d1"].served == []
     (record,) = gateway.usage()
     assert (record["outcome"], record["output_tokens"], record["exact"]) == ("client_gone", 0, False)
+
+
+def test_no_output_is_booked_when_the_decode_node_dies_before_it_has_the_request(
+    tmp_path: Path, engines: dict[str, Any]
+) -> None:
+    with GatewayProcess(tmp_path / "gw", "--retries", "0").running() as gateway:
+        push(gateway, engines, ("p1", "d1"))
+        engines["p1"].decode = engines["d1"]
+        with gateway.client() as client:
+            answer = client.post("/v1/chat/completions", json=chat())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+        assert [len(engines[name].served) for name in ("p1", "d1")] == [1, 0]
+        (record,) = gateway.usage()  # the prompt was computed
+        assert record["prompt_tokens"] > 0
+        assert (record["outcome"], record["output_tokens"], record["exact"]) == ("upstream_error", 0, False)
+        assert nothing_is_held(gateway)
 
 
 def test_prompts_wait_for_room_on_the_prefill_node_and_never_exceed_it(
