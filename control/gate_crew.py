@@ -136,7 +136,7 @@ class Crew:
     def _hear(self, member: _Member) -> None:
         try:
             said: int | DayOutcome | FleetError = member.pipe.recv()
-        except (EOFError, ConnectionError) as exc:
+        except (EOFError, OSError) as exc:  # half a message is no ConnectionError
             raise member.ended() from exc
         if isinstance(said, FleetError):
             raise said
@@ -172,7 +172,7 @@ def _serve(pipe: Connection) -> None:
             pipe.send(_done(task, pipe.send))
             del task
             gc.collect()  # the day's gate
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):
         return
 
 

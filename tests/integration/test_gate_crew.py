@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,18 @@ def test_a_process_that_dies_is_said_and_the_days_counted_stay() -> None:
         counted = run.days_done
     assert run.days_done == counted < run.days
     assert done(run).result().offered > 0
+
+
+def test_a_process_killed_in_the_middle_of_telling_its_day_is_said() -> None:
+    with Crew(a_month(), 2) as crew:
+        crew.advance()
+        ours, theirs = Pipe()
+        os.write(theirs.fileno(), struct.pack("!i", 1_000) + b"half of it")  # a length, and less than that
+        theirs.close()
+        crew._members[0].pipe.close()
+        crew._members[0].pipe = ours
+        with pytest.raises(Unavailable, match="ended"):
+            go_on(crew)
 
 
 SCRIPT = """
