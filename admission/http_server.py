@@ -26,6 +26,8 @@ _NEVER = float("inf")
 _Refusal = tuple[int, bytes]
 _BAD: _Refusal = (400, b"this is not a request that can be read")
 _SLOW: _Refusal = (408, b"the request came too slowly")
+_LEAVING: _Refusal = (503, b"the gateway is shutting down")
+_FAULT: _Refusal = (500, b"the gateway failed")
 
 
 class Connection(asyncio.Protocol):
@@ -205,11 +207,15 @@ class Connection(asyncio.Protocol):
             self._steer()
 
     async def _serve(self, request: Inbound) -> None:
+        told = _FAULT
         try:
             await self._listener.handler(request)
+        except asyncio.CancelledError:
+            told = _LEAVING  # the process ends and does not wait for the rest of its body
+            raise
         finally:
-            if not request.has_ended and not request.has_left:  # a fault of ours
-                self._refusal, self._is_deaf = (500, b"the gateway failed"), True
+            if not request.has_ended and not request.has_left:
+                self._refusal, self._is_deaf = told, True
                 request.disarm()
                 self._abandon(request)
 

@@ -404,3 +404,26 @@ def test_requests_sent_ahead_wait_their_turn_unread(tmp_path: Path) -> None:
         await listener.close(0.0)
 
     run(story)
+
+
+def test_who_still_sends_when_the_process_ends_is_told_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        is_read = asyncio.Event()
+
+        async def reading(request: Any) -> None:
+            is_read.set()
+            await handler(request)
+
+        clock = ManualClock(datetime(2026, 11, 1, tzinfo=UTC))
+        listener = Listener(Settings(name="gw", state_dir=tmp_path), clock, reading)
+        server = await asyncio.get_running_loop().create_server(listener.connection, "127.0.0.1", 0)
+        said = b"POST /a HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\nabc"
+        talking = asyncio.create_task(talk(server.sockets[0].getsockname()[1], said))
+        await asyncio.wait_for(is_read.wait(), 60)
+        server.close()
+        await listener.close(0.2)
+        [(status, body)] = await talking
+        assert status == 503
+        assert b"shutting down" in body
+
+    run(story)
