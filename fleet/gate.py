@@ -79,9 +79,7 @@ class Gate:
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
         self._tally = Tally()
         self._leases: dict[int, Lease] = {}
-        self.recalls = Recalls(
-            self._placement, self._backlog, self._tickets, lines, self._tally, self._leases
-        )
+        self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._tally, self._leases)
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
         self._now_s = 0.0
 
@@ -214,13 +212,21 @@ class Gate:
         victims = self._bounds.to_displace(ticket)
         if victims is None:
             return self._bounds.full(ticket, now_s)
-        for victim in victims:
-            self._displace(victim, now_s)
         ticket.ahead_requests, ticket.ahead_tokens = self._queue.standing(ticket.tier)
         account = ticket.holder
         account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
         account.queued += 1
         self._backlog.join(ticket, now_s)
+        dispatch = self._start_joined(ticket, now_s)
+        if victims and dispatch is None:
+            for victim in victims:
+                if victim.is_waiting:
+                    self._displace(victim, now_s)
+            dispatch = self._start_joined(ticket, now_s)
+        return dispatch or Queued(ticket)
+
+    def _start_joined(self, ticket: Ticket, now_s: float) -> Dispatch | None:
+        """Start what fits, where who just joined may be among it. None: it waits."""
         dispatch: Dispatch | None = None
         if self._is_due or self._backlog.place(ticket, now_s) is not None:
             for started in self._start_what_fits(now_s):
@@ -228,7 +234,7 @@ class Gate:
                     dispatch = Dispatch(started.node, started.lease)
                 else:
                     self._events.append(started)
-        return dispatch or Queued(ticket)
+        return dispatch
 
     def _start_what_fits(self, now_s: float) -> list[Started]:
         self._is_due = False

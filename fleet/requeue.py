@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from fleet.backlog import Backlog
 from fleet.budget import NodeBudget
-from fleet.lines import Lines
 from fleet.offers import Lease, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.placement import Outlook, Placement
@@ -46,14 +45,12 @@ class Recalls:
         placement: Placement,
         backlog: Backlog,
         tickets: Tickets,
-        lines: Lines,
         tally: Tally,
         leases: dict[int, Lease],
     ) -> None:
         self._placement = placement
         self._backlog = backlog
         self._tickets = tickets
-        self._lines = lines
         self._tally = tally
         self._leases = leases
         self._most = dict.fromkeys(TIERS, 0)
@@ -67,7 +64,7 @@ class Recalls:
         self.is_on = any(self._most.values())
         for leases in self.by_node.values():
             for lease in leases.values():
-                lease.ticket.line = self._lines.now(lease.ticket.line)
+                self._tickets.move(lease.ticket)
 
     @property
     def is_due(self) -> bool:

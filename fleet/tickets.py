@@ -111,6 +111,10 @@ class Tickets:
             self._overbook(ticket)
         return ticket
 
+    def move(self, ticket: Ticket) -> None:
+        """Let a ticket that does not wait stand where it would stand today."""
+        ticket.line = self._lines.now(ticket.line)
+
     def again(self, lease: Lease, now_s: float) -> Ticket:
         """Return the ticket of a started request that waits again, at its old place in its flow."""
         self._next_id += 1

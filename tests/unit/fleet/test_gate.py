@@ -7,7 +7,7 @@ import random
 import pytest
 from gate_world import assignment, node, open_gate, request, state, tenant
 
-from fleet.gate import Dispatch, Evicted, Gate, Queued, Refused, Started
+from fleet.gate import Dispatch, Event, Evicted, Gate, Queued, Refused, Started
 from fleet.outcomes import Outcome, Tier
 
 DONE = {"prompt_tokens": 100, "output_tokens": 900, "outcome": Outcome.COMPLETED}
@@ -428,6 +428,36 @@ def test_ten_thousand_made_up_tenants_leave_one_account():
         assert isinstance(decision, Dispatch)
         gate.release(decision.lease, **DONE, now_s=0.0)
     assert set(gate.snapshot(0.0).tenants) == {"guest"}
+
+
+def test_an_interactive_request_that_starts_at_once_displaces_nobody():
+    # 5,000 are free: too little for the batch requests of 10,000 that fill the queue, enough for this one
+    gate = open_gate(max_queued_requests=2)
+    for number in range(8):
+        gate.offer(request(number, tier=Tier.BATCH, prompt_tokens=9_100), 0.0)
+    for number in (8, 9):
+        assert isinstance(gate.offer(request(number, tier=Tier.BATCH, prompt_tokens=9_100), 0.0), Queued)
+    assert isinstance(gate.offer(request(10), 0.1), Dispatch)
+    assert gate.poll(0.1) == []
+    assert gate.snapshot(0.1).queues[Tier.BATCH].requests == 2
+
+
+def test_interactive_requests_displace_one_that_keeps_room_for_itself_and_start_there():
+    # 5,000 are free and kept for nobody, until the batch request that is next has been passed by its 10,000
+    gate = open_gate(max_queued_requests=1)
+    for number in range(8):
+        gate.offer(request(number, tier=Tier.BATCH, prompt_tokens=9_100), 0.0)
+    waiting = gate.offer(request(8, tier=Tier.BATCH, prompt_tokens=9_100), 0.0)
+    assert isinstance(waiting, Queued)
+    displaced: list[Event] = []
+    for number in range(10, 50):
+        decision = gate.offer(request(number), 0.1)
+        assert isinstance(decision, Dispatch)
+        displaced += gate.poll(0.1)
+        gate.release(decision.lease, **DONE, now_s=0.1)
+        displaced += gate.poll(0.1)
+        assert not displaced or number >= 20
+    assert [event.ticket for event in displaced] == [waiting.ticket]
 
 
 def test_an_offer_that_displaces_another_makes_the_poll_due_at_once():
