@@ -91,6 +91,7 @@ def add_gateway(
             field="name",
         )
     origin = checked_origin(url)
+    _check_no_namesake(session, name, group)
     row = session.get(GatewayRow, name)
     if row is not None and row.state == "active":
         raise Conflict(
@@ -112,6 +113,17 @@ def add_gateway(
         ) from exc
     audit.append(session, actor, "gateway.add", f"gateway {name}", "", {"url": origin}, now)
     return Gateway(name, origin, now)
+
+
+def _check_no_namesake(session: Session, name: str, group: str | None) -> None:
+    """Raise Conflict if a gateway and a group of processes would have one name: which is then taken out?"""
+    g = GatewayRow
+    is_group = select(g.name).where(g.process_group == name, g.state == "active").limit(1)
+    if session.scalar(is_group) is not None:
+        raise Conflict(f"{name} is the name of several processes", hint="Choose another name", field="name")
+    is_gateway = select(g.name).where(g.name == group, g.state == "active")
+    if group is not None and session.scalar(is_gateway) is not None:
+        raise Conflict(f"gateway {group} exists", hint="Choose another name", field="name")
 
 
 def remove_processes(session: Session, *, name: str, actor: Actor, now: datetime) -> list[str]:

@@ -183,6 +183,10 @@ def test_the_processes_of_one_gateway_are_registered_by_one_command_and_shown_as
     assert "gw-2" not in run("gateways", "list").output
     for wrong in (("http://10.0.0.9", "2"), ("http://10.0.0.9:65535", "2"), ("http://10.0.0.9:1", "65")):
         assert run("gateways", "add", "gw-3", wrong[0], "--processes", wrong[1]).exit_code != 0
+    # A name that means a group, a gateway or a process already: `remove` would not know which is meant.
+    for taken in (("gw-1",), ("gw-0", "--processes", "2"), ("gw-1-1", "--processes", "2")):
+        assert run("gateways", "add", taken[0], "http://10.0.0.7:8500", *taken[1:]).exit_code != 0
+    assert "10.0.0.7" not in run("gateways", "list").output
     # One process, and then the whole group.
     assert run("gateways", "remove", "gw-1-2").exit_code == 0
     gone = run("gateways", "remove", "gw-1").output
