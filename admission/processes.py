@@ -32,6 +32,7 @@ PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 STEADY_S = 60.0  # a process that ran this long starts again with the first pause
 START_S = 60.0  # a process listens by then, or is killed
 KILL_S = 10.0  # after its time to drain a process is killed
+BAD_SETTINGS = 2  # a process ended with this code: it said what is wrong with its settings
 MAX_NAME = 60  # of the group: -64 has room
 
 
@@ -68,7 +69,8 @@ def supervise(settings: Settings, clock: Clock, arguments: Sequence[str]) -> Non
     """Run `settings.processes` gateways until SIGTERM or SIGINT. SIGHUP starts them anew, one by one.
 
     `arguments` are those of the command line; each process gets them with its own name and folder.
-    Raises InvalidInput when the port cannot be had or shared, or the folder is in use.
+    Raises InvalidInput when the port cannot be had or shared, the folder is in use, or the first processes
+    find fault with their settings.
     """
     if len(settings.name) > MAX_NAME:
         raise InvalidInput(
@@ -85,7 +87,10 @@ def supervise(settings: Settings, clock: Clock, arguments: Sequence[str]) -> Non
     places = open_places(settings)
     logs.configure(settings.name, level=settings.log_level)
     try:
-        asyncio.run(Supervisor(settings, clock, places, arguments).run())
+        supervisor = Supervisor(settings, clock, places, arguments)
+        asyncio.run(supervisor.run())
+        if supervisor.is_refused:
+            raise InvalidInput("the processes refuse their settings", hint="Each said above what is wrong")
     finally:
         for place in places:
             place.public.close()
@@ -135,6 +140,8 @@ class Supervisor:
         self._reload = asyncio.Event()
         self._covered: dict[int, int] = {}
         self._said = ""
+        self._have_served = False  # any of them, ever
+        self.is_refused = False
 
     async def run(self) -> None:
         """Run until asked to stop; then every process drains, and all are waited for."""
@@ -162,6 +169,10 @@ class Supervisor:
             began_s = self._clock.monotonic_s()
             why = await self._run_once(place)
             place.listens.clear()
+            code = None if place.process is None else place.process.returncode
+            if code == BAD_SETTINGS and not self._have_served:  # starting again would not mend them
+                self.is_refused = True
+                self._stopping.set()
             if place.is_replaced or self._stopping.is_set():
                 place.is_replaced = False
                 place.condition = "starts"
@@ -237,6 +248,7 @@ class Supervisor:
         if said:
             place.condition = ""
             place.listens.set()
+            self._have_served = True
             self._look()
 
     async def _stop_when_asked(self, process: asyncio.subprocess.Process) -> None:

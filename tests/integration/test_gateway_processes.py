@@ -208,6 +208,12 @@ def test_a_second_start_on_a_port_or_in_a_folder_in_use_is_refused(
     assert "admin API" in start(*flags).stderr
 
 
+def test_settings_that_only_the_processes_can_check_end_the_start_too(tmp_path: Path) -> None:
+    folder = ("--state-dir", str(tmp_path / "gw"), "--tokenizers-dir", str(tmp_path / "nowhere"))
+    done = start("--port", "0", "--processes", "2", *folder)
+    assert (done.returncode, "--tokenizers-dir" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_kernel_that_cannot_share_a_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(socket, "SO_REUSEPORT")
     with pytest.raises(InvalidInput, match="cannot share a port between processes") as caught:
