@@ -87,7 +87,8 @@ class NodeBook:
             poll = asyncio.get_running_loop().create_task(self._follow(standing, offset_s), name=name)
             poll.add_done_callback(_report_end)
             self._polls[name] = poll
-        self.outliers.apply(assignment.policy.routing.ejection, wanted, stand_ins(assignment))
+        now_s, rules = self.clock.monotonic_s(), assignment.policy.routing.ejection
+        self.outliers.apply(rules, wanted, stand_ins(assignment), now_s=now_s)
 
     async def close(self) -> None:
         """Stop polling."""

@@ -114,9 +114,17 @@ class Outliers:
         """Return the rules in force."""
         return self._rules
 
-    def apply(self, rules: Ejection, names: Iterable[str], groups: Iterable[Collection[str]] = ()) -> None:
+    def apply(
+        self,
+        rules: Ejection,
+        names: Iterable[str],
+        groups: Iterable[Collection[str]] = (),
+        *,
+        now_s: float,
+    ) -> None:
         """Take in the rules and the nodes there are. Who is out stays out as long as was said.
 
+        But where all others of a group left, the one that would come back first is on trial at once.
         `groups`: nodes that can stand in for each other, such as those of one model; each keeps the bounds.
         """
         self._rules = rules
@@ -126,6 +134,10 @@ class Outliers:
             self.forget(name)
         for name in wanted - self._records.keys():
             self._records[name] = Record()
+        for group in self._groups:
+            records = [self._records[name] for name in sorted(group)]
+            if records and all(one.stage(now_s) is Stage.OUT for one in records):
+                min(records, key=lambda one: one.out_until_s).out_until_s = now_s
 
     def forget(self, name: str) -> None:
         """Drop a node: it left, or another process stands at its place."""

@@ -16,7 +16,7 @@ from fleet.placement import stand_ins
 def outliers(count: int, **rules: object) -> Outliers:
     """Return the records of `count` nodes n0, n1, ... that nothing was sent to."""
     made = Outliers()
-    made.apply(Ejection.model_validate(rules), [f"n{place}" for place in range(count)])
+    made.apply(Ejection.model_validate(rules), [f"n{place}" for place in range(count)], now_s=0.0)
     return made
 
 
@@ -86,7 +86,7 @@ def test_never_more_than_the_stated_share_is_out_and_never_the_last(nodes: int, 
 
 def test_the_last_node_of_a_model_stays_however_many_other_nodes_there_are():
     made = Outliers()
-    made.apply(Ejection(), ["a1", "a2", *(f"b{n}" for n in range(6))], [{"a1", "a2"}, {"b0"}])
+    made.apply(Ejection(), ["a1", "a2", *(f"b{n}" for n in range(6))], [{"a1", "a2"}, {"b0"}], now_s=0.0)
     assert fail(made, "a1", 0.0) == ["a1"]
     assert fail(made, "a2", 0.0) == []  # a1 is out: nobody else has the model
     assert fail(made, "b0", 0.0) == []  # alone with its model
@@ -99,7 +99,7 @@ def test_a_part_of_a_group_is_out_at_most_not_the_part_of_the_fleet():
     # Of 8 nodes 4 may be out; of a model's 4 only 2.
     group = [f"a{n}" for n in range(4)]
     made = Outliers()
-    made.apply(Ejection(), [*group, *(f"b{n}" for n in range(4))], [group])
+    made.apply(Ejection(), [*group, *(f"b{n}" for n in range(4))], [group], now_s=0.0)
     assert [out for name in group for out in fail(made, name, 0.0)] == ["a0", "a1"]
 
 
@@ -109,6 +109,17 @@ def test_a_node_that_polls_closed_is_nobody_to_leave_requests_to():
     assert fail(made, "n0", 0.0) == []
     made.is_closed = {"n1"}.__contains__
     assert fail(made, "n0", 0.0, times=1) == ["n0"]
+
+
+def test_a_push_that_leaves_only_nodes_that_are_out_puts_the_first_of_them_on_trial():
+    made = outliers(4)
+    assert fail(made, "n0", 0.0) == ["n0"]
+    assert fail(made, "n1", 1.0) == ["n1"]
+    made.apply(Ejection(), ["n1", "n0"], now_s=2.0)
+    assert [made.stage(name, 2.0) for name in ("n0", "n1")] == [Stage.TRIAL, Stage.OUT]
+    assert made.most_requests("n0", 2.0) == Ejection().trial_requests
+    made.apply(Ejection(), ["n1", "n0", "n2"], [{"n1"}], now_s=3.0)  # the only one that serves a model
+    assert made.stage("n1", 3.0) is Stage.TRIAL
 
 
 def test_nodes_stand_in_for_those_that_serve_the_same_model_phase_and_tier():
@@ -171,7 +182,7 @@ def test_a_slow_node_is_shown_and_stays_in():
 def test_new_rules_and_nodes_leave_who_is_out_where_it_is():
     made = outliers(4)
     fail(made, "n0", 0.0)
-    made.apply(Ejection(), ["n0", "n9"])
+    made.apply(Ejection(), ["n0", "n9"], now_s=0.5)
     assert made.stage("n0", 1.0) is Stage.OUT
     assert {name for name, _ in made} == {"n0", "n9"}
 
