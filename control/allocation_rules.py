@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from sqlalchemy.orm import Session
 
 from control import audit
+from control.book_locks import hold_books
 from control.closed_months import closed_months
 from control.prices import MAX_USD_PER_NODE_HOUR
 from control.roles import Actor, Permission, require
@@ -53,7 +54,7 @@ def set_rule(
         raise InvalidInput("an output token counts 0", hint="Give more than 0", field="output_weight")
     reason = _source("reason", reason)
     month = month_of(from_month, zone)
-    _require_open(session, month.start, f"{from_month} is closed")
+    _require_open(session, "allocation_rule", month.start, f"{from_month} is closed")
     rule = Rule(cast("Basis", basis), cast("Share", share), weight)
     session.add(
         AllocationRuleRow(
@@ -99,7 +100,7 @@ def add_commitment(
         )
     if ends_at <= starts_at:
         raise InvalidInput("the term ends before it begins", hint="Let it end later", field="ends_at")
-    _require_open(session, starts_at, f"{starts_at:%Y-%m-%d} lies in a closed month")
+    _require_open(session, "commitment", starts_at, f"{starts_at:%Y-%m-%d} lies in a closed month")
     hourly = _amount("usd_per_hour", usd_per_hour, MAX_USD_PER_NODE_HOUR)
     upfront = _amount("upfront_usd", upfront_usd, MAX_UPFRONT_USD)
     source = _source("source", source)
@@ -121,7 +122,9 @@ def add_commitment(
     audit.append(session, actor, "commitment.add", pool or "platform", "", detail, now)
 
 
-def _require_open(session: Session, start: datetime, said: str) -> None:
+def _require_open(session: Session, table: str, start: datetime, said: str) -> None:
+    """Refuse what begins in a closed month. No month closes before what goes into `table` is committed."""
+    hold_books(session, (table,), "ROW EXCLUSIVE", "nothing was entered")
     closed = closed_months(session)
     if closed and start < closed[0].month.end:
         raise Conflict(said, hint=f"Begin at {closed[0].month.end.isoformat()} or later")

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import delete, insert, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from control import audit, late_node_time
+from control.book_locks import hold_books
 from control.closed_months import (
     ClosedMonth,
     closed_month,
@@ -53,7 +53,6 @@ LOCKED = (
     "pool",
     "month_close",
 )
-_LOCK_NOT_AVAILABLE = "55P03"
 _ONE_INSERT = 1_000
 
 
@@ -159,7 +158,7 @@ def close_month(
     require(actor, Permission.CLOSE_MONTHS)
     if len(note) > 300:
         raise InvalidInput("the note is longer than 300 characters", hint="Shorten it", field="note")
-    _lock(session)
+    hold_books(session, LOCKED, "SHARE ROW EXCLUSIVE", "the month was not closed")
     found = _closable(session, name, zone, now)
     spend = found.spend
     if spend.state != "closing":
@@ -216,17 +215,6 @@ def _closable(session: Session, name: str, zone: ZoneInfo, now: datetime) -> Ope
             hint="Months begin to count when the first node answers",
         )
     return found
-
-
-def _lock(session: Session) -> None:
-    try:
-        session.execute(text(f"LOCK TABLE {', '.join(LOCKED)} IN SHARE ROW EXCLUSIVE MODE"))
-    except OperationalError as exc:
-        if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
-            raise
-        raise Conflict(
-            "the books are being written; the month was not closed", hint="Try again", retryable=True
-        ) from exc
 
 
 def _require_met(name: str, checks: Sequence[Check], *, accept: bool) -> None:

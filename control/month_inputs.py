@@ -59,7 +59,12 @@ class Basics:
         """Return it as JSON; amounts as text, so that none is rounded."""
         return {
             "node_time": [
-                [t.pool, t.price_class, str(t.up_s), t.usd_per_node_hour and str(t.usd_per_node_hour)]
+                [
+                    t.pool,
+                    t.price_class,
+                    str(t.up_s),
+                    None if t.usd_per_node_hour is None else str(t.usd_per_node_hour),
+                ]
                 for t in self.node_time
             ],
             "charges": [[c.kind, c.pool, str(c.usd), c.note] for c in self.charges],

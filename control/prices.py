@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control import audit
+from control.book_locks import hold_books
 from control.roles import Actor, Permission, require
 from control.tables import PoolRow, PriceRow
 from fleet.errors import InvalidInput
@@ -77,7 +78,7 @@ def add_price(
     """Set a price from `effective_from` on. Joins the caller's transaction.
 
     A price may begin in the past only where none was in force. Raises InvalidInput for a price that is no
-    amount, would change what was spent, or has no source; Forbidden.
+    amount, would change what was spent, or has no source; Conflict if others hold the books; Forbidden.
     """
     require(actor, Permission.SET_PRICES)
     if price_class not in PRICE_CLASSES:
@@ -96,6 +97,7 @@ def add_price(
         )
     if pool is not None and session.get(PoolRow, pool) is None:
         raise InvalidInput(f"there is no pool {pool}", hint="See `rhodeck pools list`", field="pool")
+    hold_books(session, ("price",), "SHARE ROW EXCLUSIVE", "no price was added")
     if effective_from < now and _would_change_the_past(session, price_class, pool, effective_from, now):
         raise InvalidInput(
             f"{effective_from.isoformat()} is in the past: a new price never changes what was spent",
