@@ -26,7 +26,7 @@ from control.tables import (
     UsageRecordRow,
 )
 from fleet.months import Month, month_at
-from fleet.quality_kinds import Kind
+from fleet.quality_kinds import MEANINGS, Kind
 from fleet.spend import MonthSpend
 
 #: What leaves node time or use of a month unmeasured.
@@ -50,14 +50,7 @@ def checklist(session: Session, spend: MonthSpend, zone: ZoneInfo, now: datetime
         _is_over(month, now),
         _is_next(session, month, zone),
         _node_time_counted(session, month),
-        Check(
-            "prices for all node time",
-            spend.has_node_time and not spend.unpriced_node_hours,
-            True,
-            f"{spend.unpriced_node_hours:.2f} node-hours without a price"
-            if spend.has_node_time
-            else "no node time is counted",
-        ),
+        _is_priced(session, spend),
         _gateways_drained(session, month),
         _recorded_from_the_start(session, month),
         _gaps(session, month),
@@ -65,7 +58,7 @@ def checklist(session: Session, spend: MonthSpend, zone: ZoneInfo, now: datetime
             "all use in a pool with node time",
             not spend.unplaced_engine_s,
             False,
-            f"{spend.unplaced_engine_s:.0f} engine-seconds elsewhere",
+            f"{spend.unplaced_engine_s:,.0f} engine-seconds elsewhere",
         ),
     )
 
@@ -95,6 +88,15 @@ def _node_time_counted(session: Session, month: Month) -> Check:
         return Check("node time is counted", False, True, "the ledger has counted nothing yet")
     waiting = session.scalar(select(exists().where(SampleRow.at > mark, SampleRow.at < month.end)))
     return Check("node time is counted", not waiting, True, f"the ledger stands at {mark:%Y-%m-%d %H:%M}Z")
+
+
+def _is_priced(session: Session, spend: MonthSpend) -> Check:
+    """Unpriced node time stops the close; a month of none, while others have some, needs consent."""
+    if spend.has_node_time:
+        found = f"{spend.unpriced_node_hours:.2f} node-hours without a price"
+        return Check("prices for all node time", not spend.unpriced_node_hours, True, found)
+    is_first = first_observed(session) is None
+    return Check("prices for all node time", False, is_first, "no node time is counted")
 
 
 def _gateways_drained(session: Session, month: Month) -> Check:
@@ -144,5 +146,10 @@ def _gaps(session: Session, month: Month) -> Check:
         .group_by(q.kind)
         .order_by(q.kind)
     ).all()
-    found = ", ".join(f"{kind} at {count} sources" for kind, count in rows)
+    found = ", ".join(gap_words(Kind(kind), count) for kind, count in rows)
     return Check("no gaps in the data", not rows, False, found or "none were found")
+
+
+def gap_words(kind: Kind, sources: int) -> str:
+    """Return a kind of gap and how many sources had it: "No metrics page at 2 sources"."""
+    return f"{MEANINGS[kind].title} at {sources:,} source{'' if sources == 1 else 's'}"

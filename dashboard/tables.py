@@ -97,7 +97,6 @@ GATEWAYS: dict[str, Any] = {
     "in flight": column.NumberColumn("In flight"),
     "queued": column.TextColumn("Queued", help="interactive / batch / best-effort"),
     "nodes": column.TextColumn("Usable nodes"),
-    "why": column.TextColumn("Why", width=330),
 }
 PROMPTS: dict[str, Any] = {
     "model": column.TextColumn("Model"),

@@ -1,6 +1,7 @@
 """What of the fleet wants attention, worst first: alerts, lost nodes, gateways that do not converge. Pure.
 
-Prevents: nodes blamed while nobody asks them, and an alert shown as present while nobody judges it.
+Prevents: nodes blamed while nobody asks them, an alert shown as present while nobody judges it, and a dead
+node pushed out of sight by one overload that five queues report.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from dashboard.viewmodels import (
 )
 from dashboard.viewmodels_fleet import ALERTS_SHOWN, REFUSED_ACT, refused_share, why_refused
 from dashboard.words import Tone
+from fleet.alert_rules import NODE_SILENT
+
+#: How many alerts of one rule are named in its line.
+NAMED = 4
 
 
 def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
@@ -42,7 +47,7 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
                 for n in found
             ),
         ]
-    covered = {a.subject for a in now.alerts if a.rule == "node_silent"}
+    covered = {a.subject for a in now.alerts if a.rule == NODE_SILENT}
     found += [
         _lost_node(n, at, zone)
         for n in now.nodes
@@ -54,16 +59,31 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
 
 
 def _alerts(alerts: Sequence[AlertView], at: datetime, zone: Zone) -> list[Notice]:
-    """Return the worst alerts, and one line for the rest of them."""
-    found = sorted((_alert(a, at, zone) for a in alerts), key=_severity)
-    more = len(found) - ALERTS_SHOWN
-    if more <= 1:
-        return found
-    text = f"{more} more alerts are open, acknowledged or stale"
-    return [
-        *found[:ALERTS_SHOWN],
-        Notice("watch", "more", text, "worst first above", ALERTS_PAGE, "Alerts"),
-    ]
+    """Return the worst alerts and those of dead nodes, a line a rule, and one for the rest of them."""
+    groups: dict[tuple[str, str, Tone], list[tuple[AlertView, Notice]]] = {}
+    for a in sorted(alerts, key=lambda a: a.scope != "fleet"):  # the fleet's speaks for its parts
+        drawn = _alert(a, at, zone)
+        groups.setdefault((a.rule, drawn.word, drawn.tone), []).append((a, drawn))
+    found = sorted(groups.values(), key=lambda group: _severity(group[0][1]))
+    kept = len(found) if len(found) <= ALERTS_SHOWN + 1 else ALERTS_SHOWN
+    shown = [g for n, g in enumerate(found) if n < kept or g[0][0].rule == NODE_SILENT]
+    lines = [_folded(group) for group in shown]
+    more = len(alerts) - sum(map(len, shown))
+    if more:
+        text = f"{words.plural(more, 'more alert')} of other kinds: open, acknowledged or stale"
+        lines.append(Notice("watch", "more", text, "worst first above", ALERTS_PAGE, "Alerts"))
+    return lines
+
+
+def _folded(group: Sequence[tuple[AlertView, Notice]]) -> Notice:
+    """Return one line for alerts of one rule: the first in full, the names of the next, how many more."""
+    first = group[0][1]
+    if len(group) == 1:
+        return first
+    names = ", ".join(words.tier_or_name(a.scope, a.subject) or "the fleet" for a, _ in group[1:NAMED])
+    more = f" and {len(group) - NAMED} more" if len(group) > NAMED else ""
+    text = f"{first.text}; the same of {names}{more}"
+    return replace(first, text=text, page=ALERTS_PAGE, link=f"{len(group)} alerts", query={}, alert=None)
 
 
 def _refusing(traffic: Sequence[TenantTraffic]) -> list[Notice]:

@@ -5,6 +5,7 @@ Prevents: a person's change pushed off the page by the rows machines and scripts
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -45,12 +46,17 @@ def _are_alike(one: AuditEntry, other: AuditEntry) -> bool:
     return (one.action, one.actor) == (other.action, other.actor) and not one.note and not other.note
 
 
+def _shortened(note: str) -> str:
+    """Return a note's beginning, cut between words; the Audit page has it whole."""
+    return textwrap.shorten(note, NOTE_SHOWN, placeholder=" \u2026") or note[:NOTE_SHOWN] + "\u2026"
+
+
 def _change_text(like: Sequence[AuditEntry], at: datetime, zone: Zone) -> str:
     newest = like[0]
     is_many = len(like) > 1 and newest.via != "controller"
     subject = f"{newest.subject} and {len(like) - 1} more" if is_many else newest.subject
     return (
         f"**{words.plain(newest.action)}** {words.plain(subject)} by {words.plain(newest.actor)}"
-        + (f": {words.plain(newest.note[:NOTE_SHOWN])}" if newest.note else "")
+        + (f": {words.plain(_shortened(newest.note))}" if newest.note else "")
         + f" :small[:gray[{words.plain(zone.since(newest.at, at))}]]"
     )

@@ -50,6 +50,13 @@ def in_words(value: str) -> str:
     return _WORDS.get(value, value)
 
 
+def method_words(method: str) -> str:
+    """Return a month's rule, "tokens/1 output x4", as people say it; files carry it as it is."""
+    basis, slash, rest = method.partition("/1")
+    known = _WORDS.get(basis.replace("-", "_"))
+    return f"by {known}{rest}" if slash and known else method
+
+
 def rule_rows(rules: Sequence[RuleView]) -> dict[str, list[Any]]:
     """Return the rules by column; of one month the newest holds."""
     return {
@@ -103,7 +110,7 @@ def cards(spend: MonthSpend, checks: Sequence[Check]) -> list[Card]:
     tone = "good" if spend.state == "closed" else "watch"
     shown = [
         Card("State", spend.state, spend.state, tone, f"month of {spend.month.zone}"),
-        Card("Total", words.cents(_total(spend)), _certainty(spend), tone, spend.method),
+        Card("Total", words.cents(_total(spend)), _certainty(spend), tone, method_words(spend.method)),
     ]
     if checks:
         said = f"{stops} stop it" if stops else "nothing stops it"

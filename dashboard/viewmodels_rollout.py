@@ -120,8 +120,10 @@ def _bake_look(rollout: Rollout, at: datetime) -> tuple[str, Tone, str]:
 
 
 def reason(rollout: Rollout | None) -> str | None:
-    """Return why the rollout stands where it does, if it said so."""
-    return None if rollout is None or not rollout.reason else words.plain(rollout.reason)
+    """Return why the rollout stands where it does, if it said so; of a live one that it was so then."""
+    if rollout is None or not rollout.reason:
+        return None
+    return words.plain(f"as it went live: {rollout.reason}" if rollout.state == "live" else rollout.reason)
 
 
 def group_words(gateways: Sequence[GatewayState]) -> str | None:
@@ -130,10 +132,19 @@ def group_words(gateways: Sequence[GatewayState]) -> str | None:
     return words.plain(". ".join(said) + ".") if said else None
 
 
+def stage(now: RolloutNow | None) -> tuple[int, RolloutState] | None:
+    """Return what decides which buttons fit: the rollout and its state; None: nothing is rolled out."""
+    return None if now is None or now.rollout is None else (now.rollout.id, now.rollout.state)
+
+
+def _worst_first(g: GatewayState) -> tuple[int, str]:
+    order = ("rejected", "unreachable", "drifting", "behind", "unknown")
+    return (order.index(g.condition) if g.condition in order else len(order)), g.name
+
+
 def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
     """Return the gateways by column, those that are not converged first."""
-    order = {name: i for i, name in enumerate(("rejected", "unreachable", "drifting", "behind", "unknown"))}
-    rows = sorted(gateways, key=lambda g: (order.get(g.condition, 9), g.name))
+    rows = sorted(gateways, key=_worst_first)
     return {
         "gateway": [g.name for g in rows],
         "condition": [f"{SIGNS[CONDITION_LOOKS[g.condition][0]]} {g.condition}" for g in rows],
@@ -148,8 +159,12 @@ def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
             else f"{g.nodes_usable} of {g.nodes_total}"
             for g in rows
         ],
-        "why": [_why(g) for g in rows],
     }
+
+
+def why_lines(gateways: Sequence[GatewayState]) -> list[str]:
+    """Return what each gateway has to say beyond the table, in full; those with nothing are absent."""
+    return [f"{g.name}: {said}" for g in sorted(gateways, key=_worst_first) if (said := _why(g))]
 
 
 def prompt_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:

@@ -17,6 +17,7 @@ from control.queries_spend import MonthName
 from dashboard import words
 from dashboard.times import Zone
 from dashboard.viewmodels import Card
+from dashboard.viewmodels_months import method_words
 from fleet.spend import MonthSpend, SpendLine, subtotals
 
 IDLE = "idle (nobody's)"
@@ -37,7 +38,7 @@ def cards(month: MonthSpend) -> list[Card]:
             "watch" if month.is_estimated else "good",
             "the month is not over, or its data may still arrive" if month.is_estimated else "",
         ),
-        Card("Used by tenants", words.cents(used), "metered", "plain", month.method),
+        Card("Used by tenants", words.cents(used), "metered", "plain", method_words(month.method)),
         Card(
             "Idle",
             words.cents(idle),

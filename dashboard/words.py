@@ -96,6 +96,11 @@ def plural(number_of: int, noun: str) -> str:
     return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
 
 
+def tier_or_name(scope: str, subject: str) -> str:
+    """Return a subject's name: of a tier as people write it, of all else as it is."""
+    return subject.replace("_", "-") if scope == "tier" else subject
+
+
 def plain(text: str) -> str:
     """Return text of others (names, messages, notes) so that Markdown shows it as it is."""
     escaped = "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)

@@ -10,6 +10,7 @@ from dashboard.rollout_controls import rollout_controls
 
 st.title("Rollout")
 chosen = state.filters()
+drawn = vm.stage(data.rollout().value)
 
 
 def live() -> None:
@@ -19,6 +20,8 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     now = found.value
+    if vm.stage(now) != drawn:
+        st.rerun()  # the buttons below are those of another stage
     components.cards(vm.cards(now, at, chosen.zone))
     said = vm.reason(now.rollout)
     if said:
@@ -30,6 +33,8 @@ def live() -> None:
     if (together := vm.group_words(now.gateways)) is not None:
         st.markdown(together)
     components.table(vm.gateway_rows(now.gateways), tables.GATEWAYS, key="gateways")
+    if whys := vm.why_lines(now.gateways):
+        components.lines(whys)
     st.caption(
         "Each pair is what the gateway said it runs / what it should run. Queued: interactive / batch / "
         "best-effort. A condition is the gateway's newest word, never what was sent to it."

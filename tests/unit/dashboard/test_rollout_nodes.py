@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from test_viewmodels import gateway
 
-from dashboard.viewmodels_rollout import gateway_rows
+from dashboard.viewmodels_rollout import why_lines
 
 
 def why(apart: dict[str, str]) -> str:
-    rows = gateway_rows([replace(gateway("converged"), nodes_apart=apart)])
-    return str(rows["why"][0])
+    said = why_lines([replace(gateway("converged"), nodes_apart=apart)])
+    return said[0].partition(": ")[2] if said else ""
 
 
 def test_ejected_nodes_and_those_on_trial_are_named_and_others_are_not() -> None:

@@ -27,7 +27,7 @@ from dashboard import (
 )
 from dashboard import viewmodels_attention as attention
 from dashboard import viewmodels_fleet as fleet
-from dashboard.data import FleetNow, Pulse, Traffic
+from dashboard.data import FleetNow, Pulse, RolloutNow, Traffic
 from dashboard.times import UTC_ZONE
 from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_frame import stale_after, who
@@ -176,6 +176,67 @@ def test_lost_nodes_of_a_round_are_said_in_words() -> None:
     assert set(fleet.FAILURES) == {reason.value for reason in Reason} - {"no_gpu_series"}
 
 
+def alert(number: int, rule: str, scope: str, subject: str, severity: str = "critical") -> AlertView:
+    return AlertView(
+        number, rule, scope, subject, "open", severity, NOW, NOW, 0.0, None, None, None, 0.9, 0.85,
+        f"{rule} of {subject or 'the fleet'}", {},
+    )  # fmt: skip
+
+
+def test_one_overload_does_not_push_a_dead_node_out_of_sight() -> None:
+    loud = [
+        alert(n, "slo_burn", "tier", tier) for n, tier in enumerate(("interactive", "batch", "best_effort"))
+    ]
+    loud += [alert(n, "rho_high", "node", f"n{n}") for n in range(10, 20)]
+    loud += [alert(30, "slo_burn", "fleet", "")]
+    dead = alert(40, "node_silent", "node", "n7", "warning")
+    found = attention.attention(FleetNow(None, (), (*loud, dead), (), (), (), {}, ()), NOW, UTC_ZONE)
+    assert [n.text for n in found] == [
+        "slo_burn of the fleet; the same of interactive, batch, best-effort",
+        "rho_high of n10; the same of n11, n12, n13 and 6 more",
+        "node_silent of n7",
+    ]
+    assert [n.alert for n in found] == [None, None, 40]  # several are acknowledged on the Alerts page
+
+
+def test_kinds_of_alerts_beyond_the_list_are_counted() -> None:
+    many = [alert(n, f"rule_{n}", "pool", "main") for n in range(9)]
+    dead = alert(40, "node_silent", "node", "n7", "warning")
+    found = attention.attention(FleetNow(None, (), (*many, dead), (), (), (), {}, ()), NOW, UTC_ZONE)
+    assert len(found) == fleet.ALERTS_SHOWN + 2
+    assert [n.text.partition(":")[0] for n in found[-2:]] == [
+        "node_silent of n7",
+        "3 more alerts of other kinds",
+    ]
+
+
+def test_a_reason_is_cut_between_words_and_says_so() -> None:
+    note = "cannot tell after 55 s: 119 of 506 requests were in time, and the other gateways were late too"
+    entry = AuditEntry(
+        1, NOW, "controller", "operator", "controller", "rollout.paused", "revision 2", note, {}
+    )
+    (line,) = changes([entry], NOW, UTC_ZONE)
+    assert "and the other \u2026" in line.replace("\\", "")
+
+
+def test_a_rollout_on_another_stage_has_other_buttons() -> None:
+    def now(of: Rollout | None) -> RolloutNow:
+        return RolloutNow(of, (), None)
+
+    baking = viewmodels_rollout.stage(now(rollout("baking", started=NOW)))
+    assert viewmodels_rollout.stage(now(rollout("baking", started=NOW - timedelta(seconds=9)))) == baking
+    assert viewmodels_rollout.stage(now(rollout("paused"))) != baking
+    assert viewmodels_rollout.stage(now(replace(rollout("baking"), id=2, revision=3))) != baking
+    assert viewmodels_rollout.stage(now(None)) is None
+
+
+def test_what_was_so_when_a_revision_went_live_is_not_said_of_now() -> None:
+    said = viewmodels_rollout.reason(replace(rollout("live"), reason="every gateway runs it (2)"))
+    assert said is not None
+    assert said.replace("\\", "") == "as it went live: every gateway runs it (2)"
+    assert viewmodels_rollout.reason(replace(rollout("paused"), reason="why")) == "why"
+
+
 def test_while_nobody_judges_alerts_are_unknown_and_the_controller_comes_first() -> None:
     last = NOW - timedelta(minutes=10)
     alert = AlertView(
@@ -214,7 +275,8 @@ def test_the_bake_counts_down_and_then_says_that_it_is_over() -> None:
 def test_a_rejected_gateway_says_field_and_reason_first() -> None:
     rows = viewmodels_rollout.gateway_rows([gateway("converged"), gateway("rejected", message="sum is 95")])
     assert rows["gateway"] == ["gw-rejected", "gw-converged"]
-    assert rows["why"][0] == "field /tiers; sum is 95"
+    whys = viewmodels_rollout.why_lines([gateway("converged"), gateway("rejected", message="sum is 95")])
+    assert whys == ["gw-rejected: field /tiers; sum is 95"]
 
 
 def test_the_models_whose_prompts_are_estimated_worst_come_first_and_old_words_are_left_out() -> None:

@@ -7,6 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
+import pytest
+
 from control.estimate_runs import Precision
 from control.prices import Price
 from control.queries_history import LatencyPoint
@@ -14,7 +16,8 @@ from control.queries_latency import latency_view
 from dashboard import charts_days, viewmodels_goodput, viewmodels_simulation, viewmodels_spend
 from dashboard.times import UTC_ZONE
 from dashboard.viewmodels_latency import first_token_figure
-from fleet.allocation import allocate
+from dashboard.viewmodels_months import method_words
+from fleet.allocation import Basis, Rule, allocate
 from fleet.curve_fit import StepCurve
 from fleet.day_totals import Day, DayTotals
 from fleet.goodput import Advice, EngineModel, advise
@@ -64,6 +67,15 @@ def test_a_month_without_node_time_has_unknown_sums() -> None:
     assert month.unplaced_engine_s == 300
     rows = viewmodels_spend.line_rows(month)
     assert [rows[name][-1] for name in ("requests", "prompt", "output", "hours")] == [None] * 4
+
+
+@pytest.mark.parametrize("basis", ["engine_seconds", "tokens", "kv_token_seconds"])
+def test_how_cost_is_divided_is_said_in_words(basis: Basis) -> None:
+    said = method_words(Rule(basis, "even").method)
+    assert said.startswith("by ")
+    assert "/1" not in said
+    assert said.endswith("unused shared even")
+    assert method_words("of another release") == "of another release"
 
 
 def test_names_of_tenants_and_models_are_shown_as_they_are() -> None:
