@@ -1,7 +1,8 @@
 """What the dashboard serves beside its pages: health, sign-in, the chart library, finance's file.
 
 Blocking work (database, scrypt) runs in threads. Prevents: an export cut off by the page's own download
-button, a password form that answers as fast as somebody can guess, and a chart script from elsewhere.
+button, a password form that answers as fast as somebody can guess or never while the database hangs, and a
+chart script from elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import gzip
 import threading
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from urllib.parse import parse_qs
 
@@ -28,7 +29,9 @@ from control.roles import Actor, Permission, require
 from dashboard import access
 from dashboard.deps import Deps, deps
 from dashboard.live_plot import PLOTLY_PATH
+from dashboard.patience import Patience
 from dashboard.sign_in_page import safe_next, sign_in_page
+from fleet.clock import SystemClock
 from fleet.errors import FleetError, InvalidInput, Unauthenticated
 from fleet.fluid import simulate
 from fleet.strategies import Strategy
@@ -37,6 +40,8 @@ SIGN_IN_PATH = "/sign-in"
 MAX_FORM_BYTES = 8_192
 #: Password checks under way at once: each takes 32 MiB and tenths of a second of one core.
 CHECKS_AT_ONCE = 2
+#: How long a sign-in waits for the database and the check, seconds: a busy machine takes some of it.
+SIGN_IN_WAIT_S = 15.0
 
 
 def routes() -> list[BaseRoute]:
@@ -60,7 +65,7 @@ async def healthz(_request: Request) -> Response:
 async def readyz(_request: Request) -> Response:
     """Say whether pages can be shown: the database answers and has our schema."""
     try:
-        await run_in_threadpool(lambda: require_head(deps().reader))
+        await run_in_threadpool(deps().patience.ask, lambda: require_head(deps().reader))
     except FleetError as exc:
         return PlainTextResponse(exc.message, status_code=503)
     return PlainTextResponse("ready")
@@ -96,10 +101,14 @@ def _form(next_path: str, *, name: str = "", problem: str = "", code: int = 200)
 
 
 class Checker:
-    """Checks passwords, a few at a time."""
+    """Checks passwords, a few at a time, and waits for the database so long and no longer.
 
-    def __init__(self) -> None:
+    A check that was given up may still begin a session: nobody has its token, and it ends by itself.
+    """
+
+    def __init__(self, patience: Patience | None = None) -> None:
         self._room = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._patience = patience or Patience(SystemClock(), wait_s=SIGN_IN_WAIT_S)
 
     async def check(self, request: Request) -> Response:
         """Check name and password; on success set the cookie and go where the person wanted to go."""
@@ -112,7 +121,9 @@ class Checker:
         name, next_path = fields.get("name", "")[:63], safe_next(fields.get("next", "/"))
         try:
             async with self._room:
-                token = await run_in_threadpool(_token, deps(), name, fields.get("password", ""))
+                token = await run_in_threadpool(
+                    self._patience.ask, partial(_token, deps(), name, fields.get("password", ""))
+                )
         except FleetError as exc:
             code = status_code(exc)
             return _form(next_path, name=name, problem=f"{exc.message}. {exc.hint}.", code=code)
