@@ -14,11 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from control import adjustments, allocation_rules, month_close
+from control.closed_months import closed_months
 from control.database import session_scope
 from control.late_node_time import late_node_time
 from control.prices import add_price, prices
 from fleet.errors import Conflict, FleetError, InvalidInput
-from tests.month_books import CLOSING_TIME, FAY, FEBRUARY, ZONE, write_books
+from tests.month_books import APRIL, CLOSING_TIME, FAY, FEBRUARY, MARCH, ZONE, node_hours, write_books
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
@@ -165,3 +166,31 @@ def test_a_month_of_nodes_that_cost_nothing_closes(books: FreshDatabase, tmp_pat
         session.execute(text("UPDATE node_quarter SET up_s = 0 WHERE quarter = :at"), {"at": FEBRUARY})
         # A free quarter-hour went: what was paid for stays paid for.
         assert sum(line.amount_usd for line in adjustments.pending(session)) == 0
+
+
+def test_a_month_in_which_no_node_ran_closes_with_consent_and_so_do_those_after_it(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """A fleet that was off from February to April: the months between must not stop all that follow."""
+    with session_scope(database.engine) as session:
+        write_books(session)
+        session.execute(text("DELETE FROM node_quarter WHERE quarter >= :march"), {"march": MARCH})
+        node_hours(session, APRIL, 1)
+    key_file = tmp_path / "finance.key"
+    for name, end in (("2026-02", MARCH), ("2026-03", APRIL), ("2026-04", APRIL + timedelta(days=30))):
+        now = end + timedelta(hours=2)
+        with session_scope(database.engine) as session:
+            month_close.start_closing(session, name, zone=ZONE, actor=FAY, now=now)
+        if name == "2026-03":
+            with (
+                pytest.raises(Conflict, match="no node time is counted"),
+                session_scope(database.engine) as session,
+            ):
+                month_close.close_month(session, name, zone=ZONE, actor=FAY, now=now, key_file=key_file)
+        with session_scope(database.engine) as session:
+            month_close.close_month(
+                session, name, zone=ZONE, actor=FAY, now=now, key_file=key_file, accept=True
+            )
+    with session_scope(database.engine) as session:
+        totals = {closed.name: closed.total_usd for closed in closed_months(session)}
+        assert totals == {"2026-02": 280, "2026-03": 0, "2026-04": 28}
