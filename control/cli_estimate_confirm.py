@@ -7,8 +7,6 @@ Prevents: a fluid answer taken to a meeting without its error, and one run shown
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -20,6 +18,7 @@ from control.estimate_runs import USUAL_SLOTS
 from control.estimate_scenarios import Scenario
 from control.finite import FiniteRange
 from control.gate_crew import usual_processes
+from control.progress_lines import progress
 from fleet.engine_profile import EngineProfile, profile_named
 from fleet.errors import InvalidInput
 from fleet.goodput_simulation import profile_of
@@ -122,16 +121,7 @@ def _replicate(scenario: Scenario, service: ServiceModel, seeds: range) -> list[
     try:
         for seed in seeds:
             run = EventRun(rates, scenario.strategy, scenario.node, service, seed, scenario.slo_wait_s)
-            with click.progressbar(
-                length=run.days,
-                label=f"month {len(found) + 1} of {len(seeds)}",
-                file=sys.stderr,
-            ) as bar:
-
-                def told(_done: int, _of: int, step: Callable[[int], None] = bar.update) -> bool:
-                    step(1)
-                    return True
-
+            with progress(run.days, f"month {len(found) + 1} of {len(seeds)}") as told:
                 found.append(run_events(run, told))
     except KeyboardInterrupt:
         click.echo(f"stopped after {len(found)} whole months", err=True)

@@ -8,7 +8,6 @@ Prevents: a plan whose refusals are those of a queue that no gateway has.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from control.estimate_scenarios import Scenario
 from control.gate_crew import Crew
+from control.progress_lines import progress
 from fleet.clock import SystemClock
 from fleet.engine_profile import EngineProfile
 from fleet.errors import InvalidInput
@@ -117,14 +117,14 @@ def _event_run(
 def _advance(run: GateRun, processes: int, requests: float, label: str) -> float:
     """Run to the end or an interruption; return requests a second."""
     clock = SystemClock()
-    begun_s, shown = clock.monotonic_s(), 0
+    begun_s, length = clock.monotonic_s(), max(1, round(requests))
     with Crew(run, processes) as crew:
         try:
-            with click.progressbar(length=max(1, round(requests)), label=label, file=sys.stderr) as bar:
+            with progress(length, label) as told:
                 while not crew.is_done:
                     crew.advance()
-                    bar.update(crew.requests_done - shown)
-                    shown = crew.requests_done
+                    told(min(crew.requests_done, length - 1), length)
+                told(length, length)  # as many as were expected, more or fewer
         except KeyboardInterrupt:
             click.echo(f"stopped after {run.days_done} whole days", err=True)
     return run.requests_done / max(clock.monotonic_s() - begun_s, 1e-9)

@@ -40,7 +40,7 @@ class Part:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     ready_url: str | None = None
     ready_file: Path | None = None
-    ready_timeout_s: float = 60.0
+    ready_timeout_s: float = 180.0  # one that ends is seen at once; a first start compiles every module
     restart: bool = True
 
 

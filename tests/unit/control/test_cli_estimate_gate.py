@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from control.cli_estimate import estimate
 from control.cli_estimate_gate import whole_days
 from control.estimate_scenarios import read_scenario
+from control.progress_lines import read_progress
 from fleet.errors import FleetError, InvalidInput
 from fleet.outcomes import Tier
 
@@ -35,6 +36,10 @@ def confirm(path: Path, *words: str) -> str:
     asked = ["confirm", str(path), "--gate", "--slots", "2", "--days", "1", *words]
     found = CliRunner().invoke(estimate, asked, catch_exceptions=False)
     assert found.exit_code == 0, found.output
+    told = [read_progress(line) for line in found.stderr.splitlines()]  # no terminal reads it: plain lines
+    through = [one for one in told if one is not None and one[0] == "requests through the gate"]
+    assert through[0][1] == 0
+    assert through[-1][1] == through[-1][2] == pytest.approx(0.0225 * 86_400, abs=1)
     return found.stdout
 
 

@@ -207,6 +207,8 @@ def test_events_stand_beside_the_fluid_answer(tmp_path: Path) -> None:
     arguments = ["confirm", str(path), "--replications", "2", "--slots", "4", "--json"]
     done = CliRunner().invoke(estimate, arguments)
     assert done.exit_code == 0, done.output
+    told = done.stderr.splitlines()  # no terminal reads it: plain lines
+    assert {"progress: month 1 of 2 0/30", "progress: month 2 of 2 30/30"} <= set(told)
     found = json.loads(done.stdout)
     mean, low, high = found["events"]["offered"]
     assert low < mean < high
