@@ -29,7 +29,7 @@ class Tally:
         self.dispatched_tokens[tier] += tokens
         if lease.queued_s > self.longest_wait_s[tier]:
             self.longest_wait_s[tier] = lease.queued_s
-        if ticket.passed_tokens:
+        if ticket.passed_tokens and ticket.tokens:  # one that asks for nothing has no ratio
             ratio = ticket.passed_tokens / ticket.tokens
             if ratio > self.most_passed_ratio[tier]:
                 self.most_passed_ratio[tier] = ratio
