@@ -78,7 +78,16 @@ class Pool:
     `most_room` is at least the room of its roomiest node: what needs more need not look.
     """
 
-    __slots__ = ("_budgets", "_roomy", "groups", "most_room", "names", "overlapping", "waiting")
+    __slots__ = (
+        "_roomy",
+        "groups",
+        "is_counted",
+        "known_budgets",
+        "most_room",
+        "names",
+        "overlapping",
+        "waiting",
+    )
 
     def __init__(self, groups: list[list[NodeBudget]]) -> None:
         self.groups = [Group(books) for books in groups]
@@ -86,7 +95,8 @@ class Pool:
         self.overlapping: tuple[Pool, ...] = (self,)  # pools that have a node in common with it
         self.waiting = 0  # requests that wait for these nodes
         self.most_room = -1
-        self._budgets: tuple[int, int] | None = None
+        self.is_counted = False  # `most_room` is exact
+        self.known_budgets: tuple[int, int] | None = None
         self._roomy: NodeBudget | None = None  # open when last asked, and large
 
     def __iter__(self) -> Iterator[NodeBudget]:
@@ -95,32 +105,40 @@ class Pool:
 
     def forget_budgets(self) -> None:
         """Note that the budget of a node changed, or that it was heard of."""
-        self._budgets = None
+        self.known_budgets = None
         for group in self.groups:
             group.least_room = _NOT_COUNTED
 
     def budgets(self) -> tuple[int, int]:
         """Return the smallest and the largest node's budget in tokens; one that is not known is 0."""
-        found = self._budgets
+        found = self.known_budgets
         if found is None:
             listed = [book.budget_tokens or 0 for book in self]
-            found = self._budgets = (min(listed, default=0), max(listed, default=0))
+            found = self.known_budgets = (min(listed, default=0), max(listed, default=0))
         return found
 
     def count_most_room(self) -> int:
-        """Make `most_room` exact and return it. O(nodes)."""
+        """Make `most_room` exact and return it. O(nodes), once after its roomiest node has less."""
+        if self.is_counted:
+            return self.most_room
         most = -1
         for group in self.groups:
             room = max(group.rooms)
             if room > most:
                 most = room
         self.most_room = most
+        self.is_counted = True
         return most
 
     def surely_fits_one(self, tokens: int, class_ratio: float, now_s: float) -> bool:
         """Say whether the open node remembered could ever hold `tokens`. False: perhaps another. O(1)."""
         roomy = self._roomy
-        return roomy is not None and roomy.is_open(now_s) and tokens <= roomy.largest(class_ratio)
+        return (
+            roomy is not None
+            and roomy.closed_because is None
+            and now_s - roomy.seen_at_s <= STALE_AFTER_S
+            and tokens <= int((roomy.budget_tokens or 0) * class_ratio)
+        )
 
     def remember_roomy(self, book: NodeBudget) -> None:
         """Note an open node that could hold a request, to be asked first for the next one."""
@@ -285,12 +303,15 @@ class NodeBudget:
         )
         if room < 0 or requests >= self.limit_requests:
             room = -1
-        self.room = room
+        before, self.room = self.room, room
         for pool, group, place in self.places:
             group.rooms[place] = room
             group.loads[place] = load
-            if room > pool.most_room:
+            if room >= pool.most_room:
                 pool.most_room = room
+                pool.is_counted = True
+            elif before == pool.most_room:
+                pool.is_counted = False
             if room < group.least_room:
                 group.least_room = room
 

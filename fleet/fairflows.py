@@ -22,53 +22,69 @@ LARGEST_DEBT_TOKENS = 65_536
 _LOOKED_THROUGH = 32
 
 
+class Tag:
+    """Where one key's last start ends in virtual time: kept at hand, so that nobody looks it up twice."""
+
+    __slots__ = ("finish",)
+
+    def __init__(self) -> None:
+        self.finish = 0.0
+
+
 class FairTags:
     """Virtual time of one level, and where each key's next start lies on it."""
 
-    __slots__ = ("_finish", "_most_owed", "_virtual")
+    __slots__ = ("_most_owed", "_tags", "virtual")
 
     def __init__(self) -> None:
-        self._virtual = 0.0
-        self._finish: dict[str, float] = {}
+        self.virtual = 0.0
+        self._tags: dict[str, Tag] = {}
         self._most_owed = LARGEST_DEBT_TOKENS
 
-    def start(self, key: str) -> float:
-        """Return the start tag of `key`'s next request. Smallest goes first; idle time is no credit."""
-        finish = self._finish.get(key, 0.0)
-        return finish if finish > self._virtual else self._virtual
+    def find(self, key: str) -> Tag:
+        """Return the tag of a key, the same for ever.
 
-    def charge(self, key: str, tokens: int, weight: int, in_turn: bool) -> None:
+        Its next request starts at `finish`, or at `virtual` where that is later: idle time is no credit.
+        """
+        tag = self._tags.get(key)
+        if tag is None:
+            tag = self._tags[key] = Tag()
+        return tag
+
+    def charge(self, tag: Tag, tokens: int, weight: int, in_turn: bool) -> None:
         """Count a start. Virtual time moves only with starts in turn, so that the blocked keep theirs."""
-        finish, virtual = self._finish, self._virtual
-        start = finish.get(key, 0.0)
+        virtual, start = self.virtual, tag.finish
         if start < virtual:
             start = virtual
         if in_turn:
-            self._virtual = virtual = start
+            self.virtual = virtual = start
         if 4 * tokens > self._most_owed:
             self._most_owed = 4 * tokens
         ends = start + tokens / weight
         latest = virtual + self._most_owed / weight
-        finish[key] = ends if ends < latest else latest
+        tag.finish = ends if ends < latest else latest
 
 
 class Flow:
     """The queue of one tenant in one lane of one tier."""
 
     __slots__ = (
+        "_latest_key",
         "account",
         "heap",
         "lane",
         "requests",
         "served_tokens",
         "since_s",
+        "tag",
         "tokens",
         "tokens_by_bits",
         "weight",
     )
 
-    def __init__(self, account: str, weight: int, lane: Lane) -> None:
+    def __init__(self, account: str, weight: int, lane: Lane, tag: Tag) -> None:
         self.account = account
+        self.tag = tag
         self.weight = weight
         self.lane = lane
         self.heap: list[tuple[float, int, Ticket]] = []
@@ -77,13 +93,17 @@ class Flow:
         self.tokens_by_bits: dict[int, int] = {}
         self.since_s = 0.0  # it has been backlogged since then
         self.served_tokens = 0  # started since then
+        self._latest_key = 0.0  # no key in it is larger
 
     def push(self, ticket: Ticket) -> None:
         """Queue a request."""
         if not self.requests:
             self.since_s = ticket.arrived_at_s
             self.served_tokens = 0
-        heapq.heappush(self.heap, (ticket.key, ticket.ticket_id, ticket))
+        key = ticket.key
+        if not self.requests or key > self._latest_key:
+            self._latest_key = key
+        heapq.heappush(self.heap, (key, ticket.ticket_id, ticket))
         tokens, by_bits = ticket.tokens, self.tokens_by_bits
         bits = tokens.bit_length()
         self.requests += 1
@@ -106,10 +126,15 @@ class Flow:
 
     def tokens_before(self, ticket: Ticket) -> int:
         """Return the tokens of what stands before one about to join; in a long queue by size alone."""
-        heap = self.heap
+        heap, key = self.heap, ticket.key
         if len(heap) <= _LOOKED_THROUGH:
-            key = ticket.key
-            return sum(one.tokens for at, _, one in heap if at <= key and one.is_waiting)
+            if key >= self._latest_key:
+                return self.tokens
+            tokens = 0
+            for at, _, one in heap:
+                if at <= key and one.is_waiting:
+                    tokens += one.tokens
+            return tokens
         bits = ticket.tokens.bit_length()
         return sum(tokens for size, tokens in self.tokens_by_bits.items() if size <= bits)
 
@@ -117,7 +142,18 @@ class Flow:
 class Lane:
     """One tier's flows for one model and size class, by start tag."""
 
-    __slots__ = ("_turn", "active_weight", "flows", "heap", "line", "next", "parked", "size_class")
+    __slots__ = (
+        "_turn",
+        "active_weight",
+        "failed_head_look",
+        "failed_look",
+        "flows",
+        "heap",
+        "line",
+        "next",
+        "parked",
+        "size_class",
+    )
 
     def __init__(self, line: Line, size_class: str | None) -> None:
         self.line = line
@@ -127,6 +163,8 @@ class Lane:
         self.active_weight = 0
         self.parked: Ticket | None = None  # it was next and did not fit
         self.next: tuple[float, int, Ticket, Lane] | None = None  # its head, while that is surely still it
+        self.failed_look = 0  # at which the parked one did not fit
+        self.failed_head_look = 0  # at which the head did not
         self._turn = 0
 
     def push(self, ticket: Ticket, tags: FairTags) -> None:
@@ -134,18 +172,19 @@ class Lane:
         account = ticket.holder.name
         flow = self.flows.get(account)
         if flow is None:
-            flow = self.flows[account] = Flow(account, ticket.weight, self)
+            tag = tags.find(account)
+            flow = self.flows[account] = Flow(account, ticket.weight, self, tag)
             self.active_weight += ticket.weight
             self._turn += 1
-            heapq.heappush(self.heap, (tags.start(account), self._turn, flow))
+            heapq.heappush(self.heap, (max(tag.finish, tags.virtual), self._turn, flow))
         ticket.flow = flow
         flow.push(ticket)
-        if flow.heap[0][2] is ticket:
+        if flow.heap[0][2] is ticket and self.heap[0][2] is flow:
             self.next = None
 
     def head(self, tags: FairTags) -> tuple[float, int, Ticket, Lane] | None:
         """Return (start tag, number, request, lane) of the flow that is next; None: all are empty."""
-        heap = self.heap
+        heap, virtual = self.heap, tags.virtual
         while heap:
             tag, _, flow = heap[0]
             entries = flow.heap
@@ -156,7 +195,9 @@ class Lane:
                 del self.flows[flow.account]
                 self.active_weight -= flow.weight
                 continue
-            start = tags.start(flow.account)
+            start = flow.tag.finish
+            if start < virtual:
+                start = virtual
             if start > tag:
                 self._turn += 1
                 heapq.heapreplace(heap, (start, self._turn, flow))

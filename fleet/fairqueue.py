@@ -33,13 +33,14 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.tiers = {tier: TierState(tier) for tier in TIERS}
-        self._states = list(self.tiers.values())
+        self.states = list(self.tiers.values())
         self._virtual = 0.0  # time of the level of tiers
         self._most_owed = LARGEST_DEBT_TOKENS
         self._first: Ticket | None = None  # whose deadline comes first, unless it has left
         self._early: list[tuple[float, int, Ticket]] = []  # deadlines before those of who came before
         self._requests_by_bits = [0] * 64
         self._bits_waiting = 0  # bit b is set while a request whose size has b bits waits
+        self.least_tokens = 0  # a size that no waiting request is below, at most half too low
         self.requests = 0
         self.tokens = 0
 
@@ -63,7 +64,8 @@ class FairQueue:
         self.tokens += tokens
         bits = min(ticket.room_tokens.bit_length(), 63)
         self._requests_by_bits[bits] += 1
-        self._bits_waiting |= 1 << bits
+        self._bits_waiting = waiting = self._bits_waiting | 1 << bits
+        self.least_tokens = (waiting & -waiting) >> 1
 
     def _note_early(self, ticket: Ticket) -> None:
         early = self._early
@@ -89,7 +91,8 @@ class FairQueue:
         bits, by_bits = min(ticket.room_tokens.bit_length(), 63), self._requests_by_bits
         by_bits[bits] -= 1
         if not by_bits[bits]:
-            self._bits_waiting &= ~(1 << bits)
+            self._bits_waiting = waiting = self._bits_waiting & ~(1 << bits)
+            self.least_tokens = (waiting & -waiting) >> 1
 
     def count_served(self, ticket: Ticket) -> None:
         """Count a start for its tenant's share while it is backlogged. Call before it leaves."""
@@ -130,21 +133,17 @@ class FairQueue:
 
     def tiers_in_turn(self) -> list[TierState]:
         """Return the tiers that have something waiting, the one whose turn it is first."""
-        waiting = [state for state in self._states if state.requests]
+        waiting = [state for state in self.states if state.requests]
         if len(waiting) > 1:
             waiting.sort(key=_START)
         return waiting
-
-    def lead_tokens(self, state: TierState, other: TierState) -> float:
-        """Return the tokens by which a tier is ahead of its share against another; below 0: behind."""
-        return (state.start - other.start) * state.weight
 
     def charge_tier(self, state: TierState, tokens: int, in_turn: bool) -> None:
         """Count tokens that start against their tier; the same rule as `FairTags.charge`."""
         start, virtual = state.start, self._virtual
         if in_turn and start > virtual:
             self._virtual = virtual = start
-            for one in self._states:
+            for one in self.states:
                 if one.start < virtual:
                     one.start = virtual
         if 4 * tokens > self._most_owed:
@@ -156,9 +155,7 @@ class FairQueue:
         """Count a start while nothing waits: it is everybody's turn."""
         state = self.tiers[ticket.tier]
         self.charge_tier(state, ticket.tokens, True)
-        state.tags.charge(ticket.holder.name, ticket.tokens, ticket.weight, True)
-        for lane in state.lanes:  # left over, empty
-            lane.next = None
+        state.charge_tenant(ticket, in_turn=True)
 
     def expired(self, now_s: float) -> list[Ticket]:
         """Return the requests whose deadline is reached, earliest first. The caller takes them out."""
@@ -166,7 +163,7 @@ class FairQueue:
         if first_s is None or first_s > now_s:
             return []
         found: dict[int, Ticket] = {}
-        for state in self._states:
+        for state in self.states:
             found |= {ticket.ticket_id: ticket for ticket in state.expired(now_s)}
         while self._early and self._early[0][0] <= now_s:
             _, number, ticket = heapq.heappop(self._early)
@@ -188,7 +185,7 @@ class FairQueue:
             return None
         while self._early and not self._early[0][2].is_waiting:
             heapq.heappop(self._early)
-        found = [one for state in self._states if (one := state.first_due()) is not None]
+        found = [one for state in self.states if (one := state.first_due()) is not None]
         if self._early:
             found.append(self._early[0][2])
         return min(found, key=lambda ticket: ticket.deadline_s)
@@ -201,11 +198,6 @@ class FairQueue:
         """Return how many requests and tokens of a tier wait."""
         state = self.tiers[tier]
         return state.requests, state.tokens
-
-    def least_tokens(self) -> int:
-        """Return a size that no waiting request is below, at most half too low."""
-        waiting = self._bits_waiting
-        return (waiting & -waiting) >> 1
 
     def newest_first(self, tier: Tier) -> Iterator[Ticket]:
         """Yield what waits in a tier, what joined last first. Nothing may join or leave meanwhile."""

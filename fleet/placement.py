@@ -263,7 +263,7 @@ class Placement:
         if pool is None or pool is not ticket.line.pool:
             return False
         if waiting.size_class is None:
-            return waiting.tokens <= pool.budgets()[0]
+            return waiting.tokens <= (pool.known_budgets or pool.budgets())[0]
         smallest = int(pool.budgets()[0] * self._ratio(waiting))
         return waiting.size_class == ticket.size_class and waiting.tokens <= smallest
 
@@ -320,7 +320,7 @@ class Placement:
         pool = ticket.line.pool
         if pool is None:
             return Outlook.NO_NODES
-        ratio = self._ratio(ticket)
+        ratio = 1.0 if ticket.size_class is None else self._ratio(ticket)
         if pool.surely_fits_one(ticket.tokens, ratio, now_s):
             return Outlook.LATER
         fits_closed = any_open = False

@@ -39,10 +39,9 @@ class _ByAge:
             tickets.popleft()
         return tickets[0] if tickets else None
 
-    def compact(self, requests: int) -> None:
-        """Bound the memory of those that left from the middle, where `requests` wait."""
-        if len(self.tickets) > 2 * requests + 64:
-            self.tickets = deque(one for one in self.tickets if one.is_waiting)
+    def compact(self) -> None:
+        """Forget those that left from the middle."""
+        self.tickets = deque(one for one in self.tickets if one.is_waiting)
 
     def expired(self, now_s: float) -> Iterator[Ticket]:
         """Yield those whose deadline is reached, up to the first whose is not."""
@@ -60,6 +59,7 @@ class TierState:
     __slots__ = (
         "_by_age",
         "_returned",
+        "failed_look",
         "lanes",
         "most_ahead_ratio",
         "requests",
@@ -78,11 +78,16 @@ class TierState:
         self.most_ahead_ratio = 0.0  # other tiers past one that waited here, to their bound: at most 1
         self.start = 0.0  # of its next request, in virtual time of the level of tiers
         self.lanes: list[Lane] = []
+        self.failed_look = 0  # of the backlog, at which nothing of it fitted
         self.tags = FairTags()  # of its tenants
         self.requests = 0
         self.tokens = 0
         self._by_age = _ByAge()
         self._returned = _ByAge()  # of them those that were started once: they stand before all others
+
+    def lead_tokens(self, other: TierState) -> float:
+        """Return the tokens by which it is ahead of its share against another tier; below 0: behind."""
+        return (self.start - other.start) * self.weight
 
     def heads(self) -> list[tuple[float, int, Ticket, Lane]]:
         """Return (start tag, number, request, lane) of each lane's next, the one whose turn it is first."""
@@ -102,7 +107,9 @@ class TierState:
 
     def charge_tenant(self, ticket: Ticket, in_turn: bool) -> None:
         """Count tokens that start against their tenant; those of a parked request count on parking."""
-        self.tags.charge(ticket.holder.name, ticket.tokens, ticket.weight, in_turn)
+        flow, tags = ticket.flow, self.tags
+        tag = tags.find(ticket.holder.name) if flow is None else flow.tag
+        tags.charge(tag, ticket.tokens, ticket.weight, in_turn)
         for lane in self.lanes:
             lane.next = None
 
@@ -116,9 +123,11 @@ class TierState:
         """Count a request out; it is marked as not waiting already."""
         self.requests -= 1
         self.tokens -= tokens
-        self._by_age.compact(self.requests)
-        if self._returned.tickets:
-            self._returned.compact(self.requests)
+        most = 2 * self.requests + 64
+        if len(self._by_age.tickets) > most:
+            self._by_age.compact()
+        if len(self._returned.tickets) > most:
+            self._returned.compact()
 
     def first_due(self) -> Ticket | None:
         """Return the one whose deadline comes first, but for those whose deadline is early."""

@@ -8,6 +8,7 @@ Source: generalized processor sharing, Parekh and Gallager (IEEE/ACM Transaction
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 #: A tier in which something has waited for longer is taken to go on so: this is no burst.
@@ -23,12 +24,16 @@ def wait_s(ahead_tokens: float, weight: float, rivals: Sequence[Rival], rate: fl
     """
     passed_s = 0.0
     while rivals:
-        weights, step_s = weight, float("inf")
+        weights, step_s = weight, math.inf
         for one, _, _ in rivals:
             weights += one
         pace = rate / weights  # tokens per second and weight
         for one, tokens, gone_s in rivals:
-            step_s = min(step_s, gone_s, tokens / (one * pace))
+            served_s = tokens / (one * pace)
+            if served_s > gone_s:
+                served_s = gone_s
+            if served_s < step_s:
+                step_s = served_s
         here = weight * pace * step_s
         if ahead_tokens <= here:
             return passed_s + ahead_tokens / (weight * pace)

@@ -9,8 +9,10 @@ import pytest
 from gate_world import Server, assignment, node, open_gate, request, tenant
 
 from fleet.backlog import Backlog
+from fleet.fairflows import Flow
 from fleet.gate import Dispatch, Evicted, Lease, Queued
 from fleet.outcomes import TIERS, Outcome, Tier
+from fleet.tally import Tally
 
 
 def tokens_by(leases: list[Lease], name: str) -> dict[str, float]:
@@ -273,3 +275,32 @@ def test_jains_index_shows_a_tenant_whose_requests_do_not_fit():
     jain = server.gate.snapshot(server.now_s).jain_by_tier[Tier.INTERACTIVE]
     assert jain == pytest.approx(0.5, abs=0.01)
     assert server.gate.snapshot(server.now_s).queues[Tier.INTERACTIVE].requests > 0
+
+
+def test_what_stands_before_a_newcomer_is_counted_ticket_by_ticket(rng: random.Random):
+    server = Server(open_gate())
+    fill(server, "acme")
+    waiting = []
+    for number in range(400):
+        server.now_s += rng.choice([0.0, 0.001])
+        size = rng.choice([0, 100, 900, 5_000])
+        decision = server.offer(request(number, tier=Tier.BATCH, max_tokens=size))
+        assert isinstance(decision, Queued)
+        ticket, flow = decision.ticket, decision.ticket.flow
+        assert isinstance(flow, Flow)
+        listed = [one for one in waiting if one.key <= ticket.key and one.is_waiting] + [ticket]
+        assert flow.tokens_before(ticket) == sum(one.tokens for one in listed)
+        waiting.append(ticket)
+        while flow.requests > rng.randrange(30):
+            gone = waiting.pop(rng.randrange(len(waiting)))
+            server.gate.cancel(gone, server.now_s)
+
+
+def test_a_request_for_nothing_that_others_passed_is_counted():
+    started = open_gate().offer(request(prompt_tokens=0, max_tokens=0), 0.0)
+    assert isinstance(started, Dispatch)
+    started.lease.ticket.passed_tokens = 1_000
+    tally = Tally()
+    tally.open(started.lease)
+    assert tally.in_flight_tokens[Tier.INTERACTIVE] == 0
+    assert tally.most_passed_ratio[Tier.INTERACTIVE] == 0

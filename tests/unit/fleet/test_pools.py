@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from gate_world import assignment, node, open_gate, request, state, tenant
+from gate_world import MODEL, assignment, node, open_gate, request, state, tenant
 
 from fleet.gate import Dispatch, Evicted, Gate, Lease, Queued, Refused, Started
+from fleet.messages import Assignment
+from fleet.offers import NodeState
 from fleet.outcomes import Outcome, Tier
+from fleet.placement import Placement
 
 CLASSES = [
     {"name": "short", "max_tokens": 4_000, "kv_share_ratio": 1.0},
@@ -217,3 +220,37 @@ def test_batch_fills_spot_first_and_returns_to_it_when_it_has_room_again():
     assert [lease.node for lease in leases] == ["s1"] * 85 + ["d1"] * 5
     gate.release(leases[3], prompt_tokens=1, output_tokens=1, outcome=Outcome.COMPLETED, now_s=1.0)
     assert sent(gate, 91, 1.0) == "s1"
+
+
+# -- the roomiest node -------------------------------------------------------------------------------------
+
+
+def test_the_room_of_the_roomiest_node_is_exact_whatever_was_booked_freed_and_seen():
+    rng = random.Random(5)
+    placement = Placement()
+    made: Assignment = assignment(nodes=[node(f"n{n}", max_num_seqs=20) for n in range(4)])
+    placement.apply(made)
+    pool = placement.pool(MODEL, Tier.BATCH)
+    assert pool is not None
+    held: list[tuple[str, int]] = []
+    for step in range(2_000):
+        name = f"n{rng.randrange(4)}"
+        book = placement.book(name)
+        what = rng.random()
+        if what < 0.4:
+            held.append((name, rng.randint(1, 20_000)))
+            book.book(held[-1][1], None)
+        elif what < 0.8 and held:
+            freed, tokens = held.pop(rng.randrange(len(held)))
+            placement.book(freed).free(tokens, None)
+        elif what < 0.95:
+            said: NodeState = state(name, float(step), kv_used_ratio=rng.choice([0.0, 0.3, 0.9]))
+            placement.observe([said])
+        else:
+            placement.apply(made)
+            pool = placement.pool(MODEL, Tier.BATCH)
+            assert pool is not None
+        most = max(one.room for one in pool)
+        assert pool.most_room >= most
+        if rng.random() < 0.7:
+            assert pool.count_most_room() == most
