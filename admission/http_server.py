@@ -169,6 +169,7 @@ class Connection(asyncio.Protocol):
         is_kept = parser.should_keep_alive()
         if (not is_kept or b"connection" in request.names) and parser.get_http_version() < "1.1":
             request.is_old, is_kept = True, False
+        request.is_last = not is_kept
         request.keeps_alive = is_kept and not self._listener.is_leaving
         self._reading = request
         self._queue.append(request)
@@ -229,7 +230,7 @@ class Connection(asyncio.Protocol):
         if request.keeps_alive and request.is_whole:
             self._advance()
         else:
-            self._close(is_read_out=request.is_whole)
+            self._close(is_read_out=request.is_whole and request.is_last)
 
     def _end_input(self) -> bool:
         """Look at nothing more if the last request was whole and said that it is the last."""

@@ -49,8 +49,8 @@ class Inbound:
 
     __slots__ = (
         "_is_asked_for", "_is_chunked", "_is_headless", "_is_held", "_is_watched", "_parts", "_unread",
-        "_waiter", "_way", "has_ended", "has_left", "has_started", "headers", "is_old", "is_whole",
-        "keeps_alive", "method", "names", "path", "query", "task",
+        "_waiter", "_way", "has_ended", "has_left", "has_started", "headers", "is_last", "is_old",
+        "is_whole", "keeps_alive", "method", "names", "path", "query", "task",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Inbound:
         self.keeps_alive = not is_old
         self.task: asyncio.Task[None] | None = None
         self.is_whole = False  # the body came to its end
+        self.is_last = is_old  # the client said that it sends no other
         self.has_left = self.has_started = self.has_ended = False
         self._is_chunked = False
         self._is_headless = method == "HEAD"

@@ -381,6 +381,26 @@ def test_a_client_that_still_sends_reads_its_refusal(tmp_path: Path) -> None:
     run(story)
 
 
+def test_a_refusal_is_read_though_more_requests_are_on_their_way(tmp_path: Path) -> None:
+    async def refusing(request: Any) -> None:
+        await request.body(LIMIT_BYTES)
+        request.keeps_alive = False
+        request.answer(400, [], b"no")
+
+    async def story() -> None:
+        clock = ManualClock(datetime(2026, 11, 1, tzinfo=UTC))
+        listener = Listener(Settings(name="gw", state_dir=tmp_path), clock, refusing)
+        server = await asyncio.get_running_loop().create_server(listener.connection, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        parts = [post(b"/a", b"x" * 5_000)] * 20  # it is answered and ended at the first
+        seen = [await talk(port, *parts) for _ in range(10)]
+        server.close()
+        await listener.close(0.0)
+        assert seen == [[(400, b"no")]] * 10
+
+    run(story)
+
+
 def test_requests_sent_ahead_wait_their_turn_unread(tmp_path: Path) -> None:
     running = most = 0
 
