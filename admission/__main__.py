@@ -83,4 +83,4 @@ main = click.Command(
 )
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="rhodeck gateway")

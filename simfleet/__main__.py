@@ -215,4 +215,4 @@ def write_beside(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="simfleet")
+    main(prog_name="rhodeck simfleet")
