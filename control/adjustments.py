@@ -255,9 +255,14 @@ class _Sum:
         )
 
     def minus(self, other: _Sum) -> _Sum:
-        """Return the difference, node-hours to 6 places: what is smaller came from rounding."""
-        change = self.plus(other, -1)
-        return replace(change, node_hours=round(change.node_hours, 6))
+        """Return the difference; of node-hours as both stand to 6 places.
+
+        Levels are rounded, not their difference: changes carried one after the other then add up to the
+        last level, and none is left over to be carried again.
+        """
+        return replace(
+            self.plus(other, -1), node_hours=round(self.node_hours, 6) - round(other.node_hours, 6)
+        )
 
     def as_line(self, place: Place, adjusts: str, cause: str) -> SpendLine:
         kind, tenant, tier, model, pool = place
