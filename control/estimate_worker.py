@@ -210,14 +210,17 @@ class Worker:
             )
 
     def _end(self, run: int, state: str, error: str = "") -> None:
+        """End the run, if it still is this worker's; whose it is now goes on from its own snapshot."""
         r = EstimateRunRow
         with session_scope(self.engine) as session:
-            session.execute(
+            mine = session.scalars(
                 update(r)
                 .where(r.id == run, r.worker == self.name, r.state == "running")
                 .values(state=state, worker=None, finished_at=self.clock.now(), error=error[:500])
-            )
-            session.execute(delete(EstimateSnapshotRow).where(EstimateSnapshotRow.run == run))
+                .returning(r.id)
+            ).one_or_none()
+            if mine is not None:
+                session.execute(delete(EstimateSnapshotRow).where(EstimateSnapshotRow.run == run))
 
 
 def _month(ready: Comparable, run: EventRun | GateRun) -> dict[str, Any]:

@@ -71,7 +71,13 @@ class UploadReader:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
             given.write(body)
             given.seek(0)
-            command = [*self._command, "--name", name[:200], "--source", source[:300]]
+            command = [
+                *self._command,
+                "--name",
+                _as_argument(name, 200),
+                "--source",
+                _as_argument(source, 300),
+            ]
             try:
                 process = subprocess.Popen(  # noqa: S603 - our own command, arguments without a shell
                     command, stdin=given, stdout=out, stderr=subprocess.PIPE
@@ -109,6 +115,11 @@ class UploadReader:
                 timer.cancel()
                 timer.join()
         return list(said), late.is_set()
+
+
+def _as_argument(text: str, most: int) -> str:
+    """Return what a browser called a file so that any process can be told: no NUL, no half character."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:most])
 
 
 def bound_memory(most: int = MEMORY_BYTES) -> None:

@@ -162,6 +162,19 @@ def test_a_worker_that_lost_its_run_writes_nothing(database: FreshDatabase) -> N
     assert seen(database, run).days_done == 17
 
 
+def test_a_worker_that_lost_its_run_and_fails_leaves_the_others_snapshot(database: FreshDatabase) -> None:
+    run = asked(database)
+    slow = a_worker(database, "slow")
+    assert slow.claim() is not None
+    with session_scope(database.engine) as session:
+        session.execute(update(EstimateRunRow).values(worker="other"))
+        session.add(EstimateSnapshotRow(run=run, seed=1, days_done=3, body=b"kept", saved_at=NOW))
+    slow._end(run, "failed", error="its process ended")
+    with session_scope(database.engine) as session:
+        assert session.get_one(EstimateSnapshotRow, run).body == b"kept"
+    assert seen(database, run).state == "running"
+
+
 def test_one_run_at_a_time(database: FreshDatabase) -> None:
     asked(database)
     asked(database, "six")

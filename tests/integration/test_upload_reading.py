@@ -51,6 +51,13 @@ def test_what_is_wrong_with_a_file_arrives_as_its_own_words() -> None:
         UploadReader().read("a.csv", b"t_s\n1\nx\n", "a test", lambda *_: None)
 
 
+@pytest.mark.parametrize("name", ["a\x00b.csv", "\ud800.csv", "--help", "a\nerror: b"])
+def test_whatever_a_browser_calls_a_file_it_is_read(name: str) -> None:
+    found = UploadReader().read(name, b"t_s\n1\n2\n", f"file {name}", lambda *_: None)
+    assert found.requests == 2
+    assert found.source.isprintable()
+
+
 def test_a_child_that_takes_too_long_is_ended() -> None:
     with pytest.raises(Unavailable, match="took over 1 s"):
         UploadReader(1.0, sleeper(120)).read("a.csv", b"", "a test", lambda *_: None)
