@@ -135,7 +135,9 @@ class Backlog:
         """Count a request that starts without having waited."""
         queue = self.queue
         if not queue.requests:
-            queue.charge_alone(ticket)
+            state = queue.tiers[ticket.tier]  # it is everybody's turn
+            queue.charge_tier(state, ticket.tokens, True)
+            state.charge_tenant(ticket, True)
             return
         is_alone = queue.tiers[ticket.tier].requests == 0
         self._count_start(ticket, book, in_turn=False, tenant_in_turn=is_alone)

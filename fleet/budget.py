@@ -46,7 +46,7 @@ class Group:
     def __iter__(self) -> Iterator[NodeBudget]:
         return iter(self.books)
 
-    def choose(self, tokens: int, seen_since_s: float, *, by_room: bool) -> NodeBudget | None:
+    def choose(self, tokens: int, seen_since_s: float, by_room: bool) -> NodeBudget | None:
         """Return the least loaded node with room, or the roomiest; of equal ones the first."""
         if self.least_room == _NOT_COUNTED:
             self.least_room = min(self.rooms)

@@ -151,12 +151,6 @@ class FairQueue:
         ends, latest = start + tokens / state.weight, virtual + self._most_owed / state.weight
         state.start = ends if ends < latest else latest
 
-    def charge_alone(self, ticket: Ticket) -> None:
-        """Count a start while nothing waits: it is everybody's turn."""
-        state = self.tiers[ticket.tier]
-        self.charge_tier(state, ticket.tokens, True)
-        state.charge_tenant(ticket, in_turn=True)
-
     def expired(self, now_s: float) -> list[Ticket]:
         """Return the requests whose deadline is reached, earliest first. The caller takes them out."""
         first_s = self.next_deadline_s()

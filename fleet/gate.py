@@ -123,7 +123,6 @@ class Gate:
     def offer(self, request: Request, now_s: float) -> Decision:
         """Decide on a request. A refused one uses up nothing."""
         self._now_s = now_s
-        self._refusals.about = None
         entry, would_refuse = self._entry, NOTHING
         account = self.accounts.find(request.tenant)
         tier = request.tier if request.tier is not None or account is None else account.tier
@@ -134,6 +133,7 @@ class Gate:
             or tier not in account.allowed_tiers
             or entry.is_shut
         ):
+            self._refusals.about = None
             standing = entry.standing(request)
             if isinstance(standing, Refused):
                 return standing
@@ -141,8 +141,8 @@ class Gate:
         ticket = self._tickets.make(request, account, tier, now_s)
         if would_refuse:
             ticket.would_refuse = would_refuse
-        self._refusals.about = ticket
         if entry.limiters is not None or not account.admits(ticket.tokens, now_s):
+            self._refusals.about = ticket
             refused = self._over_quota(ticket, now_s)
             if refused is not None:
                 return refused
@@ -152,6 +152,7 @@ class Gate:
             book = place(ticket, now_s)
             if book is not None:
                 return self._start_now(ticket, book, now_s)
+        self._refusals.about = ticket
         hopeless = self._hopeless(ticket, now_s)
         if hopeless is not None:
             return hopeless
@@ -184,7 +185,7 @@ class Gate:
         return book
 
     def _start_now(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Dispatch:
-        ticket.holder.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
+        ticket.holder.accept(ticket.tokens, ticket.is_ghost, ticket.is_charged)
         self._backlog.start_directly(ticket, book)
         return Dispatch(book.name, self._open_lease(ticket, book, now_s))
 
@@ -214,7 +215,7 @@ class Gate:
             return self._bounds.full(ticket, now_s)
         ticket.ahead_requests, ticket.ahead_tokens = self._queue.standing(ticket.tier)
         account = ticket.holder
-        account.accept(ticket.tokens, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
+        account.accept(ticket.tokens, ticket.is_ghost, ticket.is_charged)
         account.queued += 1
         self._backlog.join(ticket, now_s)
         dispatch = self._start_joined(ticket, now_s)
@@ -256,7 +257,7 @@ class Gate:
         self._backlog.leave(ticket, now_s)
         account, tokens = ticket.holder, ticket.tokens
         account.queued -= 1
-        account.end(tokens, tokens, 0, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged)
+        account.end(tokens, tokens, 0, ticket.is_ghost, ticket.is_charged)
 
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
         tokens, held, placement = ticket.tokens, ticket.held, self._placement
@@ -363,13 +364,12 @@ class Gate:
             self._placement.forget_if_empty(book)
         used = ticket.prompt_tokens if prompt_tokens is None else prompt_tokens
         used += lease.output_tokens if output_tokens is None else output_tokens
-        ticket.holder.end(
-            lease.tokens, ticket.tokens, used, is_ghost=ticket.is_ghost, is_charged=ticket.is_charged
-        )
+        ticket.holder.end(lease.tokens, ticket.tokens, used, ticket.is_ghost, ticket.is_charged)
         if outcome is Outcome.COMPLETED and output_tokens is not None:
             self._tickets.learn(ticket, output_tokens)
         self._tally.close(lease)
-        self._touch(now_s)
+        self._now_s = now_s  # as `_touch`, which would cost a call for each request
+        self._is_due = self._queue.requests > 0
         return True
 
     def drain(self) -> None:

@@ -54,10 +54,14 @@ class LengthSketch:
     def _take_in(self) -> None:
         """Count in what came since the last time, all together: one by one it would cost ten times more."""
         fresh, counts = self._fresh, self._counts
-        for output_tokens in fresh:
-            bucket = _BUCKETS[output_tokens] if 0 <= output_tokens < _TABLED else _bucket_of(output_tokens)
-            if bucket + 1 >= len(counts):
-                counts += [0] * (bucket + 2 - len(counts))
+        if min(fresh) >= 0 and max(fresh) < _TABLED:
+            buckets = [_BUCKETS[output_tokens] for output_tokens in fresh]
+        else:
+            buckets = [_bucket_of(output_tokens) for output_tokens in fresh]
+        missing = max(buckets) + 2 - len(counts)
+        if missing > 0:
+            counts += [0] * missing
+        for bucket in buckets:
             counts[bucket + 1] += 1
         squares = list(map(mul, fresh, fresh))
         first, second, third = self._powers

@@ -250,7 +250,7 @@ class Placement:
         by_room = self._by_room
         self.rule = BY_ROOM if by_room else BY_LOAD
         for group in pool.groups:
-            book = group.choose(tokens, seen_since_s, by_room=by_room)
+            book = group.choose(tokens, seen_since_s, by_room)
             if book is not None:
                 self.candidates = group.candidates
                 return book

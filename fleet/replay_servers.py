@@ -8,7 +8,7 @@ Prevents: a replay that asks the gate the right questions and serves the request
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
@@ -83,8 +83,8 @@ class Servers(Protocol):
         """Take a request. False: it can never run there."""
         ...
 
-    def finished(self, now_s: float) -> Iterator[tuple[int, float, bool]]:
-        """Advance to `now_s`; yield (place, first token at, was answered) of each request that ended."""
+    def finished(self, now_s: float) -> Iterable[tuple[int, float, bool]]:
+        """Advance to `now_s`; return (place, first token at, was answered) of each request that ended."""
         ...
 
     def has_begun(self, place: int, now_s: float) -> bool:
@@ -138,13 +138,15 @@ class PacedServers:
             self.next_s = end_s
         return True
 
-    def finished(self, now_s: float) -> Iterator[tuple[int, float, bool]]:
+    def finished(self, now_s: float) -> list[tuple[int, float, bool]]:
         ends, running = self._ends, self._running
+        found: list[tuple[int, float, bool]] = []
         while ends and ends[0][0] <= now_s:
             _, place, first_s = heappop(ends)
             del running[place]
-            self.next_s = ends[0][0] if ends else _NEVER
-            yield place, first_s, True
+            found.append((place, first_s, True))
+        self.next_s = ends[0][0] if ends else _NEVER
+        return found
 
     def has_begun(self, place: int, now_s: float) -> bool:
         return self._running[place][1] <= now_s

@@ -70,7 +70,7 @@ class ChargesTheRefused(Gate):
         decision = super().offer(request, now_s)
         account = self.accounts.find(request.tenant)
         if isinstance(decision, Refused) and account is not None:
-            account.accept(7)
+            account.accept(7, False, True)
         return decision
 
 
