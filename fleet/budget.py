@@ -298,9 +298,10 @@ class NodeBudget:
         requests = self.requests
         self.load = load = (self.others_requests + requests) * self.per_token
         rule = self.shares.overbooking
-        room = self.limit_tokens - (
-            self.tokens if rule is None else self.expected.in_use(self.tokens, rule)
-        )
+        if rule is None:
+            room = self.limit_tokens - self.tokens
+        else:
+            room = self.limit_tokens - self.expected.in_use(self.tokens, rule)
         if room < 0 or requests >= self.limit_requests:
             room = -1
         before, self.room = self.room, room
