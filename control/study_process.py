@@ -203,12 +203,7 @@ class StudyDesk:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out:
             given.write(job.study.given)
             given.seek(0)
-            try:
-                process = subprocess.Popen(  # noqa: S603 - our own command, arguments without a shell
-                    command, stdin=given, stdout=out, stderr=subprocess.PIPE
-                )
-            except OSError as exc:
-                raise Unavailable(f"no process can be started: {exc}", hint="Try again later") from exc
+            process = start_process(command, given, out)
             said, is_late = self._watch(job, process)
             if is_late:
                 raise Unavailable(
@@ -245,6 +240,16 @@ class StudyDesk:
                 timer.cancel()
                 timer.join()
         return list(said), late.is_set()
+
+
+def start_process(command: list[str], given: IO[bytes], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command of our own between two files; its standard error is a pipe. Raises Unavailable."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own command, arguments without a shell
+            command, stdin=given, stdout=out, stderr=subprocess.PIPE
+        )
+    except OSError as exc:
+        raise Unavailable(f"no process can be started: {exc}", hint="Try again later") from exc
 
 
 def end_process(process: subprocess.Popen[bytes], say: Callable[[], None]) -> None:

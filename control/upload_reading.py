@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from control.progress_lines import read_progress
-from control.study_process import end_process, refused
+from control.study_process import end_process, refused, start_process
 from fleet.errors import InvalidInput, Unavailable
 from fleet.rate_profiles import RateProfile
 
@@ -78,12 +78,7 @@ class UploadReader:
                 "--source",
                 _as_argument(source, 300),
             ]
-            try:
-                process = subprocess.Popen(  # noqa: S603 - our own command, arguments without a shell
-                    command, stdin=given, stdout=out, stderr=subprocess.PIPE
-                )
-            except OSError as exc:
-                raise Unavailable(f"no process can be started: {exc}", hint="Try again later") from exc
+            process = start_process(command, given, out)
             said, is_late = self._watch(process, told)
             if is_late:
                 raise Unavailable(
