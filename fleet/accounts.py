@@ -143,7 +143,7 @@ class Account:
             left=left if share.tokens_per_minute else None,
         )
 
-    def accept(self, tokens: int, is_ghost: bool, is_charged: bool) -> None:
+    def accept(self, tokens: int, is_ghost: bool = False, is_charged: bool = True) -> None:
         """Hold and charge an accepted request."""
         self.requests += 1
         self.tokens += tokens
@@ -160,7 +160,12 @@ class Account:
             self.ghost_tokens += more_tokens
 
     def end(
-        self, held_tokens: int, charged_tokens: int, used_tokens: int, is_ghost: bool, is_charged: bool
+        self,
+        held_tokens: int,
+        charged_tokens: int,
+        used_tokens: int,
+        is_ghost: bool = False,
+        is_charged: bool = True,
     ) -> None:
         """Return what was held; settle the rate on what was used (refund or further charge)."""
         self.requests -= 1
