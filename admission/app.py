@@ -27,6 +27,7 @@ from admission.nodes import NodeBook
 from admission.passthrough import PASSED
 from admission.proxy import Proxy
 from admission.quota_gauges import quota_families
+from admission.siblings import sibling_families
 from admission.state import GatewayState
 from admission.tracing_form import span_families
 from admission.usage import UsageFlusher
@@ -105,10 +106,13 @@ class App:
                 return unserved_answer(request.method, path)
 
     def _readiness(self) -> Answer:
-        if self._state.is_ready:
-            return Answer(200, b'{"ready":true}')
-        reason = "draining" if self._state.is_draining else "no assignment in force"
-        return Answer(503, orjson.dumps({"ready": False, "reason": reason}))
+        state, said = self._state, self._state.siblings
+        about: dict[str, object] = {"ready": state.is_ready}
+        if not state.is_ready:
+            about["reason"] = "draining" if state.is_draining else "no assignment in force"
+        if said is not None:
+            about["processes"] = {"serving": said.serving, "of": said.processes}
+        return Answer(200 if state.is_ready else 503, orjson.dumps(about))
 
     # -- metrics ------------------------------------------------------------------------------------
 
@@ -138,6 +142,7 @@ class App:
         yield from state.room.recalls.families()
         yield from phase_families(state.gate.phases)
         yield from node_families(self._nodes.outliers, state.clock.monotonic_s())
+        yield from sibling_families(state.siblings)
         named = {(state.settings.name, VERSION): 1}
         yield Family(prefix + "info", "The process that answers: 1.", ("gateway", "version"), named)
         generation = state.assignment.generation if state.assignment else 0

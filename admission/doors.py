@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from admission.settings import Settings
+from admission.siblings import BEAT_EVERY_S, Siblings
 from fleet.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Acceptor:
     protocol: Callable[[], asyncio.Protocol]
     stop: asyncio.Event  # drain and end
     leave: asyncio.Event  # a successor takes over: end what runs, refuse nothing
+    hear: Callable[[Siblings], None] = lambda _: None  # what the supervisor says of all processes
     _open: dict[int, asyncio.Server] = field(default_factory=dict[int, asyncio.Server])
 
     async def take(self, place: int) -> None:
@@ -159,6 +161,7 @@ class Acceptor:
         if line is None:
             return
         reader, writer = await asyncio.open_connection(sock=line)
+        beating = asyncio.create_task(_beat(writer))
         try:
             writer.write(b"listens\n")
             while words := (await reader.readline()).split():
@@ -169,10 +172,22 @@ class Acceptor:
                         self.drop(int(place))
                     case [b"leave"]:
                         self.leave.set()
+                    case [b"siblings", *numbers]:
+                        if (said := Siblings.of(numbers)) is not None:
+                            self.hear(said)
                     case _:
                         log.error("the supervisor said something unknown")
             if not self.leave.is_set():
                 log.error("the supervisor is gone")
                 self.stop.set()
         finally:
+            beating.cancel()
+            writer.write(b"ends\n")  # it may take longer than a hang now
             writer.close()
+
+
+async def _beat(writer: asyncio.StreamWriter) -> None:
+    """Tell the supervisor that this event loop turns, for as long as it does."""
+    while True:
+        await asyncio.sleep(BEAT_EVERY_S)
+        writer.write(b"beats\n")

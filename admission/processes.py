@@ -2,8 +2,9 @@
 
 Each process is a gateway of its own: name NAME-k, state folder STATE_DIR/k, an admin port. The supervisor
 binds all sockets and keeps them open, so that a connection dealt to a process that is away waits for
-nobody: a neighbour accepts it. Times are seconds. Prevents: an upgrade that refuses clients, one process
-that died without a word, and two supervisors that share a port unknowingly.
+nobody: a neighbour accepts it, also while a process hangs, which is killed if that lasts. Times are
+seconds. Prevents: an upgrade that refuses clients, one process that died or hung without a word, and two
+supervisors that share a port unknowingly.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from admission.doors import BACKLOG, INHERITED_VARIABLE, admin_host, bind
 from admission.durable import lock_folder
 from admission.settings import Settings
+from admission.siblings import TICK_S, Siblings, Silence
 from fleet import logs
 from fleet.clock import Clock
 from fleet.errors import InvalidInput
@@ -57,11 +59,15 @@ class Place:
     name: str
     public: socket.socket
     admin: socket.socket
+    silence: Silence
     process: asyncio.subprocess.Process | None = None
     line: asyncio.StreamWriter | None = None
     listens: asyncio.Event = field(default_factory=asyncio.Event)
     failures: int = 0
     is_replaced: bool = False  # it was asked to make room for its successor
+    is_silent: bool = False  # for so long that a neighbour accepts for it
+    is_hung: bool = False  # and is killed for it
+    is_ending: bool = False  # it said so, and gives no more signs of life
     condition: str = "starts"
 
 
@@ -116,7 +122,8 @@ def open_places(settings: Settings) -> list[Place]:
             admin_port = first + number - 1 if first else 0
             admin = bind(admin_host(settings), admin_port, field="--admin-port")
             sockets.append(admin)
-            made.append(Place(number, f"{settings.name}-{number}", public, admin))
+            name, silence = f"{settings.name}-{number}", Silence(settings.hang_s)
+            made.append(Place(number, name, public, admin, silence))
     except InvalidInput:
         for one in sockets:
             one.close()
@@ -140,6 +147,7 @@ class Supervisor:
         self._reload = asyncio.Event()
         self._covered: dict[int, int] = {}
         self._said = ""
+        self._ends = {"died": 0, "hung": 0}
         self._have_served = False  # any of them, ever
         self.is_refused = False
 
@@ -154,11 +162,12 @@ class Supervisor:
         where = ", ".join(f"{name} at port {number}" for name, number in admin.items())
         log.info("processes start", extra={"host": host, "port": port, "admin": where, "pid": os.getpid()})
         keepers = [asyncio.create_task(self._keep(place)) for place in self._places]
-        reloading = asyncio.create_task(self._reload_when_asked())
+        others = [asyncio.create_task(self._reload_when_asked()), asyncio.create_task(self._watch())]
         await self._stopping.wait()
-        reloading.cancel()
+        for one in others:
+            one.cancel()
         log.info("processes drain", extra={"limit_s": self._settings.drain_s})
-        await asyncio.gather(reloading, *keepers, return_exceptions=True)
+        await asyncio.gather(*others, *keepers, return_exceptions=True)
         log.info("processes stopped")
 
     # -- one process --------------------------------------------------------------------------------
@@ -180,6 +189,7 @@ class Supervisor:
                 continue
             if self._clock.monotonic_s() - began_s >= STEADY_S:
                 place.failures = 0
+            self._ends["hung" if place.is_hung else "died"] += 1
             pause_s = PAUSES_S[min(place.failures, len(PAUSES_S) - 1)]
             place.failures += 1
             place.condition = f"{why}; starts again in {pause_s:g} s"
@@ -202,6 +212,7 @@ class Supervisor:
         finally:
             theirs.close()
         reader, place.line = await asyncio.open_connection(sock=ours)
+        place.is_silent = place.is_hung = place.is_ending = False
         hearing = asyncio.create_task(self._hear(place, reader))
         stopping = asyncio.create_task(self._stop_when_asked(place.process))
         code = await place.process.wait()
@@ -209,6 +220,8 @@ class Supervisor:
         place.line.close()
         place.line = None
         await asyncio.gather(hearing, stopping, return_exceptions=True)
+        if place.is_hung:
+            return f"was silent for {self._settings.hang_s:g} s and was killed"
         return f"ended with code {code}" if code >= 0 else f"ended by signal {-code}"
 
     async def _spawn(self, place: Place, line: socket.socket) -> asyncio.subprocess.Process:
@@ -245,10 +258,43 @@ class Supervisor:
             return
         except ConnectionError:
             return
-        if said:
-            place.condition = ""
-            place.listens.set()
-            self._have_served = True
+        if not said:
+            return
+        place.condition = ""
+        place.silence.heard()
+        place.listens.set()
+        self._have_served = True
+        self._look()
+        with contextlib.suppress(ConnectionError):
+            while said := await reader.readline():
+                self._heard(place, said)
+
+    def _heard(self, place: Place, said: bytes) -> None:
+        place.silence.heard()
+        place.is_ending = place.is_ending or said == b"ends\n"
+        if place.is_silent and not place.is_hung:
+            place.is_silent, place.condition = False, ""
+            self._look()
+
+    async def _watch(self) -> None:
+        """Count the silence of who should give signs of life."""
+        looked_s = self._clock.monotonic_s()
+        while True:
+            await asyncio.sleep(TICK_S)
+            before_s, looked_s = looked_s, self._clock.monotonic_s()
+            for place in self._places:
+                if place.listens.is_set() and not place.is_ending and not place.is_hung:
+                    place.silence.passed(looked_s - before_s)
+                    self._judge(place)
+
+    def _judge(self, place: Place) -> None:
+        """Let a neighbour accept for who is silent; kill who hangs, to start it anew."""
+        if place.silence.is_too_long:
+            place.is_hung = True
+            log.error("process hangs", extra={"gateway": place.name, "after_s": self._settings.hang_s})
+            self._signal(place.process, signal.SIGKILL)
+        elif place.silence.is_long and not place.is_silent:
+            place.is_silent, place.condition = True, "is silent"
             self._look()
 
     async def _stop_when_asked(self, process: asyncio.subprocess.Process) -> None:
@@ -269,7 +315,10 @@ class Supervisor:
         """See who listens: let neighbours accept for who does not, and say the state when it changed."""
         if self._stopping.is_set():
             return
-        listening = [place.listens.is_set() and not place.is_replaced for place in self._places]
+        listening = [
+            place.listens.is_set() and not place.is_replaced and not place.is_silent
+            for place in self._places
+        ]
         wanted = cover(listening)
         for place, neighbour in self._covered.items():
             if wanted.get(place) != neighbour:
@@ -282,6 +331,9 @@ class Supervisor:
         if said != self._said:
             self._said = said
             log.info("processes", extra={"state": said})
+        words = Siblings(sum(listening), len(listening), **self._ends).words()
+        for place in range(len(self._places)):
+            self._tell(place, words)
 
     def _tell(self, place: int, words: str) -> None:
         line = self._places[place].line

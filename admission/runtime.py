@@ -169,7 +169,7 @@ def _load_last_good(state: GatewayState) -> None:
 async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
     listener = Listener(state.settings, state.clock, app.handle)
     loop = asyncio.get_running_loop()
-    acceptor = Acceptor(doors, listener.connection, asyncio.Event(), asyncio.Event())
+    acceptor = Acceptor(doors, listener.connection, asyncio.Event(), asyncio.Event(), state.hear)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a supervisor above
             loop.add_signal_handler(number, acceptor.stop.set)

@@ -46,6 +46,9 @@ class Settings(BaseSettings):
     """Port to listen on; 0 picks a free one and logs it."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on that port, each a gateway of its own to the control plane: NAME-1, NAME-2 and so on."""
+    hang_s: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = 10.0
+    """Silence after which one of several processes is killed and started anew. A neighbour accepts for it
+    after a third of that."""
     admin_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Port of /admin and /metrics alone, 0 for a free one. With several processes the first one's; the next
     ones follow. Unset: with several processes the port after --port, else --port itself."""

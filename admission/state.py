@@ -19,6 +19,7 @@ from admission.quota_lease import QuotaLeases
 from admission.repeats import RepeatWatch
 from admission.running_journal import RunningJournal
 from admission.settings import Settings
+from admission.siblings import Siblings
 from admission.tracing_form import SpanMaker
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
@@ -52,6 +53,7 @@ class GatewayState:
     is_from_disk: bool = False
     is_draining: bool = False
     last_rejection: LastRejection | None = None
+    siblings: Siblings | None = None  # of one of several processes
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     models: frozenset[str] = frozenset()
     pools: dict[str, str] = field(default_factory=dict[str, str])
@@ -134,6 +136,10 @@ class GatewayState:
         held = with_adapters(self.quotas.in_force(assignment), self.adapters)
         self.models = frozenset(model for node in held.nodes for model in node.models)
         self.gate.apply(held, self.clock.monotonic_s())
+
+    def hear(self, siblings: Siblings) -> None:
+        """Take in what the supervisor says of the processes of this port."""
+        self.siblings = siblings
 
     def drain(self) -> None:
         """Stop admitting; what runs goes on."""

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -18,43 +17,10 @@ import pytest
 
 from admission import doors
 from fleet.errors import InvalidInput
-from tests.gateway_group import GatewayGroup
+from tests.gateway_group import Callers, GatewayGroup
 from tests.gateway_process import ROOT, FakeEngine, chat, eventually
 
 pytestmark = pytest.mark.slow
-
-
-class Callers:
-    """Clients of the shared port, each request on a new connection or all on one; counts the answers."""
-
-    def __init__(self, group: GatewayGroup, *, fresh: int = 2, kept: int = 2) -> None:
-        self.is_over = threading.Event()
-        self.seen: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        kinds = [True] * fresh + [False] * kept
-        self.threads = [threading.Thread(target=self._call, args=(group, is_fresh)) for is_fresh in kinds]
-        for thread in self.threads:
-            thread.start()
-
-    def _call(self, group: GatewayGroup, is_fresh: bool) -> None:
-        transport = httpx.HTTPTransport(limits=httpx.Limits(max_keepalive_connections=0 if is_fresh else 1))
-        with httpx.Client(transport=transport, trust_env=False, timeout=60) as client:
-            while not self.is_over.is_set():
-                try:
-                    said = str(group.ask(client, chat("tokens=2 pause=0.005")).status_code)
-                except httpx.HTTPError as exc:
-                    said = f"{'fresh' if is_fresh else 'kept'} {type(exc).__name__}: {exc}"
-                with self._lock:
-                    self.seen[said] += 1
-
-    def answered(self) -> int:
-        """Return how many calls ended, well or not."""
-        return sum(self.seen.values())
-
-    def end(self) -> None:
-        self.is_over.set()
-        for thread in self.threads:
-            thread.join(90)
 
 
 @pytest.fixture(scope="module")

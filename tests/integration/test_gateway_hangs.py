@@ -1,0 +1,77 @@
+"""A process of a gateway that hangs: noticed, stood in for, replaced; a short stop harms nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.gateway_group import Callers, GatewayGroup
+from tests.gateway_process import FakeEngine, eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def engine() -> Generator[FakeEngine]:
+    with FakeEngine("node-1").serving() as engine:
+        yield engine
+
+
+@contextlib.contextmanager
+def group_of_three(folder: Path, engine: FakeEngine, hang_s: str) -> Generator[GatewayGroup]:
+    with GatewayGroup(folder / "gw", 3, "--hang-s", hang_s).running() as group:
+        group.push_and_open([engine])
+        yield group
+
+
+def test_a_process_that_hangs_is_stood_in_for_and_then_replaced(tmp_path: Path, engine: FakeEngine) -> None:
+    with group_of_three(tmp_path, engine, "6") as group:
+        hung = group.members[1]
+        boot = hung.status()["boot_id"]
+        os.kill(group.pid(hung), signal.SIGSTOP)
+        # Who connects from now on and is dealt to it waits for a neighbour, and is answered.
+        callers = Callers(group, fresh=6, kept=0)
+        try:
+            eventually(lambda: any("gw-2 is silent" in state for state in group.states()))
+            eventually(lambda: group.entries("process hangs"))
+            eventually(lambda: group.states()[-1] == "3 of 3 serve", within_s=120)
+        finally:
+            callers.end()
+        assert set(callers.seen) == {"200"}, callers.seen
+        assert hung.status()["boot_id"] != boot
+        states = group.states()
+        assert any("gw-2 was silent for 6 s and was killed; starts again" in state for state in states)
+        for member in group.members:  # each says it of all
+            eventually(
+                lambda member=member: member.metric("rhodeck_gateway_processes", state="serving") == 3
+            )
+            assert member.metric("rhodeck_gateway_process_ends_total", because="hung") == 1
+            assert member.metric("rhodeck_gateway_process_ends_total", because="died") == 0
+        ready = httpx.get(f"{group.base_url}/readyz", trust_env=False)
+        assert (ready.status_code, ready.json()["processes"]) == (200, {"serving": 3, "of": 3})
+
+
+def test_a_process_that_stops_for_a_while_goes_on_as_it_was(tmp_path: Path, engine: FakeEngine) -> None:
+    with group_of_three(tmp_path, engine, "24") as group:
+        stopped = group.members[0]
+        boots = [member.status()["boot_id"] for member in group.members]
+        callers = Callers(group, fresh=3, kept=6)  # some are with it, and wait
+        try:
+            eventually(lambda: callers.answered() >= 40)
+            os.kill(group.pid(stopped), signal.SIGSTOP)
+            eventually(lambda: group.states()[-1] == "2 of 3 serve; gw-1 is silent")
+            os.kill(group.pid(stopped), signal.SIGCONT)
+            eventually(lambda: group.states()[-1] == "3 of 3 serve")
+            before = callers.answered()
+            eventually(lambda: callers.answered() >= before + 40)
+        finally:
+            callers.end()
+        assert set(callers.seen) == {"200"}, callers.seen
+        assert [member.status()["boot_id"] for member in group.members] == boots
+        assert not group.entries("process hangs")
