@@ -21,6 +21,7 @@ from control.roles import Actor, Permission, require
 from control.tables import AllocationRuleRow, CommitmentRow, PoolRow
 from fleet.allocation import Basis, Rule, Share
 from fleet.errors import Conflict, InvalidInput
+from fleet.instants import require_instant
 from fleet.months import month_of
 
 BASES: tuple[str, ...] = get_args(Basis)
@@ -98,6 +99,8 @@ def add_commitment(
         raise InvalidInput(
             f"{nodes} nodes", hint=f"Give 1 to {MAX_NODES:,}, and 1 for the platform", field="nodes"
         )
+    starts_at = require_instant(starts_at, "starts_at")
+    ends_at = require_instant(ends_at, "ends_at")
     if ends_at <= starts_at:
         raise InvalidInput("the term ends before it begins", hint="Let it end later", field="ends_at")
     _require_open(session, "commitment", starts_at, f"{starts_at:%Y-%m-%d} lies in a closed month")

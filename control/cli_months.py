@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import click
 
-from control import adjustments, allocation_rules, month_close
+from control import adjustments, allocation_rules, month_close, month_keys, month_seal
 from control.cli_session import me, transaction
 from control.late_node_time import late_node_time
 from control.month_checks import Check, checklist
@@ -21,7 +20,7 @@ from control.node_life import correct_node_life
 from control.queries_spend import month_spend
 from control.settings import load_settings
 from fleet.clock import SystemClock
-from fleet.errors import InvalidInput
+from fleet.instants import instant_of
 from fleet.months import QUARTER
 
 
@@ -135,13 +134,32 @@ def verify(month: str) -> None:
     """Check the file, lines and signature of closed MONTH; exit code 1 if one does not hold."""
     with transaction() as session:
         found = month_close.verify(session, month, key_file=load_settings().finance_key)
+        changes = month_keys.key_changes(session)
     click.echo(f"{month}: sha256 {found.sha256}")
     click.echo(f"  file       {'holds' if found.is_file_whole else 'IS NOT THE ONE THAT WAS CLOSED'}")
     click.echo(f"  lines      {'hold' if found.are_lines_whole else 'ARE NOT THOSE OF THE FILE'}")
-    signed = {True: "holds", False: "DOES NOT HOLD", None: "not checked: the key is not on this machine"}
-    click.echo(f"  signature  {signed[found.is_signed]}")
+    signed = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
+    click.echo(f"  signature  {signed[found.is_signed]}: {found.signature_by}")
+    about = month_seal.ABOUT.get(found.seal_version, "none this release knows")
+    click.echo(f"  seal       version {found.seal_version}: {about}")
+    for change in changes:
+        click.echo(
+            f"  key        {change.key_id} since {change.created_at:%Y-%m-%d %H:%M}Z "
+            f"by {change.created_by}, in place of {change.replaces or 'none'}: {change.reason}"
+        )
     if not found.holds:
         sys.exit(1)
+
+
+@months.command("new-key")
+@click.option("--reason", required=True, help="What became of the key before, and who decided.")
+def new_key(reason: str) -> None:
+    """Sign the months to come with another key; what is closed is held to what the new key finds now."""
+    with transaction() as session:
+        made = month_keys.new_key(
+            session, load_settings().finance_key, reason=reason, actor=me(), now=SystemClock().now()
+        )
+    click.echo(f"months are signed with key {made.key_id}, in place of {made.replaces or 'none'}")
 
 
 @months.command()
@@ -184,8 +202,8 @@ def node_time(node: str, was_up: bool, start: str, end: str, reason: str) -> Non
         changed = correct_node_life(
             session,
             node=node,
-            start=_instant(start, "--from"),
-            end=_instant(end, "--to"),
+            start=instant_of(start, "--from"),
+            end=instant_of(end, "--to"),
             was_up=was_up,
             reason=reason,
             actor=me(),
@@ -249,21 +267,11 @@ def commit(
             nodes=nodes,
             usd_per_hour=usd_per_hour,
             upfront_usd=upfront,
-            starts_at=_instant(start, "--from"),
-            ends_at=_instant(end, "--to"),
+            starts_at=instant_of(start, "--from"),
+            ends_at=instant_of(end, "--to"),
             source=source,
             actor=me(),
             now=SystemClock().now(),
         )
     whom = f"each of {nodes} nodes of {pool}" if pool else "the platform"
     click.echo(f"{usd_per_hour} USD an hour for {whom}, {start} to {end}")
-
-
-def _instant(text: str, field: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise InvalidInput(
-            f"{text[:40]!r} is not a time", hint="Write it as 2026-12-01T00:00Z", field=field
-        ) from exc
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

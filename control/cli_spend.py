@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -25,6 +24,7 @@ from control.queries_spend import month_spend
 from control.settings import load_settings
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput
+from fleet.instants import instant_of
 from fleet.messages import PRICE_CLASSES
 from fleet.months import month_at
 from fleet.spend import MonthSpend, subtotals
@@ -177,20 +177,10 @@ def add(
             session,
             price_class=price_class,
             usd_per_node_hour=usd_per_node_hour,
-            effective_from=now if effective_from is None else _instant(effective_from),
+            effective_from=now if effective_from is None else instant_of(effective_from, "--from"),
             source=source,
             actor=me(),
             now=now,
             pool=pool,
         )
     click.echo(f"{price_class}: {usd_per_node_hour} USD a node-hour")
-
-
-def _instant(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise InvalidInput(
-            f"{text[:40]!r} is not a time", hint="Write it as 2026-12-01T00:00Z", field="--from"
-        ) from exc
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, cast
+from typing import cast
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import func, select
@@ -40,6 +40,7 @@ class ClosedMonth:
     closed_at: datetime
     closed_by: str
     note: str
+    seal_version: int
 
 
 def closed_months(session: Session) -> list[ClosedMonth]:
@@ -63,6 +64,7 @@ def closed_months(session: Session) -> list[ClosedMonth]:
             c.closed_at,
             c.closed_by,
             c.note,
+            c.seal_version,
         ).order_by(c.number.desc())
     )
     return [
@@ -81,6 +83,7 @@ def closed_months(session: Session) -> list[ClosedMonth]:
             r.closed_at,
             r.closed_by,
             r.note,
+            r.seal_version,
         )
         for r in rows
     ]
@@ -102,13 +105,6 @@ def stored_lines(session: Session, name: str) -> tuple[SpendLine, ...]:
 def stored_body(session: Session, name: str) -> bytes:
     """Return the bytes of a closed month's canonical file."""
     return session.execute(select(MonthCloseRow.body).where(MonthCloseRow.month == name)).scalar_one()
-
-
-def sealed_with(session: Session, name: str) -> tuple[dict[str, Any], int]:
-    """Return what a closed month was made of, and the version of its seal."""
-    c = MonthCloseRow
-    basis, version = session.execute(select(c.basis, c.seal_version).where(c.month == name)).one()
-    return basis, version
 
 
 def stored_spend(session: Session, found: ClosedMonth) -> MonthSpend:

@@ -23,6 +23,7 @@ from control.queries_spend import first_observed, month_spend
 from control.tables import NodeQuarterRow, RoundRow
 from fleet.day_totals import DayTotals, Slice, day_totals, in_cents, quarter_costs, span_of
 from fleet.errors import InvalidInput
+from fleet.instants import day_of
 from fleet.months import QUARTER, Month, month_at, month_of
 
 
@@ -102,7 +103,7 @@ def asked_days(
         raise InvalidInput(
             "a range needs both its ends and no month", hint="Give from and to", field="from"
         )
-    return range_days(session, _date(first, "from"), _date(last, "to"), zone=zone, now=now, cut=other)
+    return range_days(session, day_of(first, "from"), day_of(last, "to"), zone=zone, now=now, cut=other)
 
 
 def as_json(found: DayTotals, zone: ZoneInfo) -> dict[str, Any]:
@@ -136,15 +137,6 @@ def zone_named(name: str, field: str = "zone") -> ZoneInfo:
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise InvalidInput(
             f"{name[:60]!r} is not a time zone", hint="Write it as Europe/Berlin", field=field
-        ) from exc
-
-
-def _date(text: str, field: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError as exc:
-        raise InvalidInput(
-            f"{text[:40]!r} is not a day", hint="Write it as 2026-11-30", field=field
         ) from exc
 
 

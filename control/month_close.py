@@ -26,13 +26,13 @@ from control.closed_months import (
     closed_month,
     closed_months,
     require_zone,
-    sealed_with,
     stored_body,
     stored_spend,
 )
 from control.exports import is_file_of, spend_csv
 from control.month_checks import Check, checklist
-from control.month_seal import Sealed, key_id, make_key, read_key
+from control.month_keys import check_signature, signing_key
+from control.month_seal import VERSION, key_id, sealed
 from control.queries_spend import OpenMonth, first_observed, months_with_data, open_month
 from control.roles import Actor, Permission, require
 from control.tables import MonthCloseRow, MonthClosingRow, MonthLineRow, UsageCursorRow
@@ -93,6 +93,8 @@ class Verified:
     is_file_whole: bool  # the kept bytes have the checksum
     are_lines_whole: bool  # the kept lines are those of the file, and sum to the total
     is_signed: bool | None  # None: no key to check the signature with
+    signature_by: str  # what told, or why nothing could
+    seal_version: int  # what the signature is about: `control/month_seal.py`
 
     @property
     def holds(self) -> bool:
@@ -153,7 +155,8 @@ def close_month(
     """Close a month that is closing, for good. `accept` waives checks that do not block.
 
     Joins the caller's transaction, best one that read nothing yet. Raises Conflict when a check fails
-    (naming all), the month is not closing or others hold the books; Forbidden; Unavailable without a key.
+    (naming all), the month is not closing or others hold the books; Forbidden; Unavailable without the key
+    that signed the months before.
     """
     require(actor, Permission.CLOSE_MONTHS)
     if len(note) > 300:
@@ -169,8 +172,8 @@ def close_month(
     _require_met(name, checks, accept=accept)
     basis = found.basics.as_json()
     basis[late_node_time.CARRIED] = {month: base.as_json() for month, base in found.carried.items()}
-    sealed = replace(spend, state="closed", is_estimated=False)
-    _write(session, sealed, checks, basis, make_key(key_file), actor, now, note)
+    whole = replace(spend, state="closed", is_estimated=False)
+    _write(session, whole, checks, basis, signing_key(session, key_file), actor, now, note)
     detail = {"total_usd": str(spend.total_usd), "accepted": [c.name for c in checks if not c.is_met]}
     audit.append(session, actor, "month.close", f"month {name}", note, detail, now)
     closed = closed_month(session, name)
@@ -186,11 +189,7 @@ def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
         raise Conflict(f"{name[:20]} is not closed", hint="See `rhodeck months list`")
     body, spend = stored_body(session, name), stored_spend(session, found)
     sha256 = hashlib.sha256(body).hexdigest()
-    signed: bool | None = None
-    if key_file is not None and key_file.exists():
-        basis, version = sealed_with(session, name)
-        seal = Sealed(name, found.month.zone, found.rows, found.total_usd, sha256, basis, version)
-        signed = seal.holds(read_key(key_file), found.signature)
+    signed = check_signature(session, name, key_file)
     return Verified(
         month=name,
         sha256=sha256,
@@ -200,7 +199,9 @@ def verify(session: Session, name: str, *, key_file: Path | None) -> Verified:
         and sum((line.amount_usd for line in spend.lines), Decimal(0)) == found.total_usd
         and sum((line.amount_usd for line in spend.lines if line.kind == "idle"), Decimal(0))
         == found.idle_usd,
-        is_signed=signed,
+        is_signed=signed.holds,
+        signature_by=signed.by,
+        seal_version=found.seal_version,
     )
 
 
@@ -242,7 +243,6 @@ def _write(
 ) -> None:
     export = spend_csv(spend, now)
     month = spend.month
-    seal = Sealed(month.name, month.zone, export.rows, spend.total_usd, export.sha256, basis)
     closed = closed_months(session)
     row = MonthCloseRow(
         month=month.name,
@@ -254,9 +254,9 @@ def _write(
         rows=export.rows,
         total_usd=spend.total_usd,
         idle_usd=spend.idle_usd,
-        node_hours=spend.node_hours,
+        node_hours=round(spend.node_hours, 6),  # as it is kept, and signed
         sha256=export.sha256,
-        signature=seal.signed_by(key),
+        signature="",
         key_id=key_id(key),
         body=export.body,
         basis=basis,
@@ -268,8 +268,9 @@ def _write(
         closed_at=now,
         closed_by=actor.name,
         note=note,
-        seal_version=seal.version,
+        seal_version=VERSION,
     )
+    row.signature = sealed(row, closed[0].signature if closed else "").signed_by(key)
     session.add(row)
     session.flush()
     values = [_values(month, number, line) for number, line in enumerate(spend.lines, start=1)]

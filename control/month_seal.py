@@ -1,9 +1,11 @@
 """Checksum and signature of a closed month. The key is a file, never in the database.
 
-SHA-256 over the canonical file; HMAC-SHA256 over month, zone, rows, total, that checksum and, from version
-2 on, what the lines were made of and later adjustments are made from. Months sealed before are version 1
-and still verify. Whoever can write to the database but not read the key file cannot make a month that
-verifies. Prevents: a closed month that was rewritten in the database, triggers and all, unseen.
+SHA-256 over the canonical file; HMAC-SHA256 over month, zone, rows, total and that checksum (version 1),
+what the lines were made of and later adjustments are made from (from version 2 on), and everything else
+that is kept of the month: its number and ends, how far use was taken, who closed it, and the signature of
+the month closed before (version 3). Months sealed before verify as what they are. Whoever can write to the
+database but not read the key file cannot make a month that verifies. Prevents: a closed month that was
+rewritten in the database, triggers and all, unseen.
 """
 
 from __future__ import annotations
@@ -14,16 +16,24 @@ import hmac
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from control.tables import MonthCloseRow
 from fleet.errors import Unavailable
 from fleet.policy import canonical_json, digest_of
 
 KEY_BYTES = 32
-VERSION = 2  # of the seals made now
+VERSION = 3  # of the seals made now
+_FIRST = "zone, rows, total, file and lines"
+ABOUT = {
+    1: f"{_FIRST}; not what they were made of, number, ends, who closed it",
+    2: f"{_FIRST}, what they were made of; not number, ends, who closed it",
+    3: "all that is kept of the month",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,7 @@ class Sealed:
     sha256: str
     basis: Mapping[str, Any]
     version: int = VERSION
+    rest: Mapping[str, Any] = field(default_factory=dict[str, Any])  # from version 3 on
 
     def signed_by(self, key: bytes) -> str:
         """Return the HMAC-SHA256 over all fields of the version, hex. Source: RFC 2104."""
@@ -52,11 +63,50 @@ class Sealed:
                 "version": self.version,
                 "basis_sha256": digest_of(self.basis),
             }
-        return hmac.new(key, canonical_json(said), hashlib.sha256).hexdigest()
+        if self.version >= 3:
+            said["rest"] = self.rest
+        return sign(key, said)
 
     def holds(self, key: bytes, signature: str) -> bool:
         """Say whether `signature` was made with `key`."""
         return hmac.compare_digest(self.signed_by(key), signature)
+
+
+def sign(key: bytes, said: Mapping[str, Any]) -> str:
+    """Return the HMAC-SHA256 over a document in canonical JSON, hex. Source: RFC 2104."""
+    return hmac.new(key, canonical_json(said), hashlib.sha256).hexdigest()
+
+
+def sealed(row: MonthCloseRow, before: str, version: int | None = None) -> Sealed:
+    """Return what the signature of `row` is about; `before` is the signature of the month closed before.
+
+    `version`: another than the row's own.
+    """
+    rest = {
+        "number": row.number,
+        "before": before,
+        "starts_at": row.starts_at.astimezone(UTC).isoformat(),
+        "ends_at": row.ends_at.astimezone(UTC).isoformat(),
+        "method": row.method,
+        "idle_usd": f"{row.idle_usd:.2f}",
+        "node_hours": f"{row.node_hours:.6f}",
+        "watermark_sha256": digest_of(row.watermark),
+        "checklist_sha256": digest_of(row.checklist),
+        "closed_at": row.closed_at.astimezone(UTC).isoformat(),
+        "closed_by": row.closed_by,
+        "note": row.note,
+        "key_id": row.key_id,
+    }
+    return Sealed(
+        row.month,
+        row.zone,
+        row.rows,
+        row.total_usd,
+        row.sha256,
+        row.basis,
+        row.seal_version if version is None else version,
+        rest,
+    )
 
 
 def key_id(key: bytes) -> str:

@@ -20,6 +20,7 @@ from control.closed_months import closed_months
 from control.roles import Actor, Permission, require
 from control.tables import NodeQuarterRow, NodeRow
 from fleet.errors import Conflict, InvalidInput, NotFound
+from fleet.instants import require_instant
 from fleet.months import QUARTER, quarter_of
 
 MAX_SPAN = timedelta(days=366)
@@ -49,6 +50,7 @@ def correct_node_life(
         raise InvalidInput(
             "a correction needs a reason of 1 to 300 characters", hint="Say what was wrong", field="reason"
         )
+    start, end = require_instant(start, "from"), require_instant(end, "to")
     row = session.get(NodeRow, node)
     if row is None:
         raise NotFound(

@@ -19,6 +19,7 @@ from control.book_locks import hold_books
 from control.roles import Actor, Permission, require
 from control.tables import PoolRow, PriceRow
 from fleet.errors import InvalidInput
+from fleet.instants import require_instant
 from fleet.messages import PRICE_CLASSES
 
 MAX_USD_PER_NODE_HOUR = Decimal(100_000)
@@ -87,6 +88,7 @@ def add_price(
             hint=f"Use one of {', '.join(PRICE_CLASSES)}",
             field="price_class",
         )
+    effective_from = require_instant(effective_from, "effective_from")
     amount = _amount(usd_per_node_hour)
     source = source.strip()
     if not source or len(source) > 300:

@@ -40,6 +40,7 @@ from control.tables_fleet import (
 )
 from control.tables_flow import FlowMinuteRow, FlowNowRow
 from control.tables_invoices import InvoiceLineRow, InvoiceMappingRow, InvoiceRow
+from control.tables_month_keys import MonthKeyRow
 from control.tables_months import (
     AllocationRuleRow,
     CommitmentRow,
@@ -110,6 +111,7 @@ __all__ = [
     "MonthCloseRow",
     "MonthClosingRow",
     "MonthCorrectionRow",
+    "MonthKeyRow",
     "MonthLineRow",
     "NodeEndpointRow",
     "NodeQuarterRow",

@@ -34,6 +34,7 @@ APPEND_ONLY = (
     "month_close",
     "late_node_time",
     "month_line",
+    "month_key",
     "month_correction",
     "commitment",
     "allocation_rule",

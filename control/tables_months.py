@@ -128,6 +128,11 @@ class CommitmentRow(Base):
     __table_args__ = (
         CheckConstraint("kind IN ('nodes', 'platform')", name="kind"),
         CheckConstraint("ends_at > starts_at", name="order"),
+        CheckConstraint(
+            "starts_at >= '2000-01-01T00:00Z' AND starts_at < '2200-01-01T00:00Z' "
+            "AND ends_at >= '2000-01-01T00:00Z' AND ends_at < '2200-01-01T00:00Z'",
+            name="dates",
+        ),
         CheckConstraint("(kind = 'nodes') = (pool IS NOT NULL)", name="pool"),
         CheckConstraint("nodes > 0 AND usd_per_hour >= 0 AND upfront_usd >= 0", name="amounts"),
     )

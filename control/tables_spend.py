@@ -102,4 +102,7 @@ class PriceRow(Base):
     __table_args__ = (
         CheckConstraint("price_class IN ('on_demand', 'reserved', 'spot')", name="price_class"),
         CheckConstraint("usd_per_node_hour >= 0", name="not_negative"),
+        CheckConstraint(
+            "effective_from >= '2000-01-01T00:00Z' AND effective_from < '2200-01-01T00:00Z'", name="dates"
+        ),
     )

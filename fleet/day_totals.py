@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 
 from fleet.commitments import Commitment, settle
 from fleet.errors import InvalidInput
+from fleet.instants import require_day
 from fleet.months import QUARTER, Month
 from fleet.spend import SECONDS_PER_HOUR, MonthSpend, round_to_total, whole_cents
 
@@ -207,10 +208,11 @@ def day_totals(
 def span_of(first: date, last: date, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Return the instants of the days `first` to `last` of `zone`, both included.
 
-    Raises InvalidInput for a range that is turned around or longer than `MAX_RANGE_DAYS`.
+    Raises InvalidInput for a range that is turned around, longer than `MAX_RANGE_DAYS` or out of range.
     """
+    first, last = require_day(first, "from"), require_day(last, "to")
     count = (last - first).days + 1
-    if not 1 <= count <= MAX_RANGE_DAYS or not 1970 <= first.year <= last.year < 9999:
+    if not 1 <= count <= MAX_RANGE_DAYS:
         raise InvalidInput(
             f"{first} to {last} is {count} days",
             hint=f"Give 1 to {MAX_RANGE_DAYS} days, the first one first",

@@ -15,6 +15,7 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from fleet.errors import InvalidInput
+from fleet.instants import FIRST_YEAR, LAST_YEAR
 
 DecimalMark = Literal[".", ","]
 DateOrder = Literal["ymd", "mdy", "dmy"]
@@ -137,7 +138,7 @@ def day_of(text: str, order: DateOrder, zone: ZoneInfo) -> date:
             "mdy": (parts[2], parts[0], parts[1]),
             "dmy": (parts[2], parts[1], parts[0]),
         }[order]
-        if not 1970 < year < 9999:
+        if not FIRST_YEAR <= year <= LAST_YEAR:
             raise ValueError
         return _shifted(date(year, month, day), found["time"] or "", zone)
     except ValueError:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from fleet.errors import InvalidInput
+from fleet.instants import LAST_YEAR
 
 _NAME = re.compile(r"(?P<year>[0-9]{4})-(?P<month>0[1-9]|1[0-2])")
 QUARTER = timedelta(minutes=15)
@@ -34,7 +35,7 @@ class Month:
 def month_of(name: str, zone: ZoneInfo) -> Month:
     """Return the month called `name` ("2026-11"). Raises InvalidInput for anything else."""
     found = _NAME.fullmatch(name)
-    if found is None or not 1970 <= int(found["year"]) < 9999:
+    if found is None or not 1970 <= int(found["year"]) <= LAST_YEAR:
         raise InvalidInput(f"{name[:40]!r} is not a month", hint="Write it as 2026-11", field="month")
     year, month = int(found["year"]), int(found["month"])
     following = (year + month // 12, month % 12 + 1)

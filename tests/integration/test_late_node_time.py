@@ -373,7 +373,7 @@ def test_what_a_month_was_made_of_is_signed_and_months_sealed_before_still_verif
     close()
     with session_scope(books.engine) as session:
         row = session.scalars(select(MonthCloseRow)).one()
-        assert row.seal_version == 2
+        assert row.seal_version == 3
         old = Sealed(row.month, row.zone, row.rows, row.total_usd, row.sha256, {}, version=1)
         old_signature = old.signed_by(read_key(key_file))
     with psycopg.connect(books.dsn, autocommit=True) as connection:
