@@ -151,6 +151,8 @@ class App:
             ("ready", "1 while requests are admitted.", int(state.is_ready), "gauge"),
             ("loop_lag_seconds", "Largest recent delay of the event loop.", self._lag.recent_s(), "gauge"),
             ("held_body_bytes", "Request bodies in memory.", self._proxy.bodies.held_bytes, "gauge"),
+            ("renewed_total", "Requests sent again on a new connection: the kept one had been closed.",
+             self._nodes.upstream.renewed, "counter"),
             ("usage_spool_bytes", "Usage records on disk.", state.spool.size_bytes, "gauge"),
             ("usage_dropped_total", "Usage records lost to a full or failing disk.",
              state.spool.dropped_records, "counter"),

@@ -3,7 +3,7 @@
 Times are seconds, sizes bytes. Connections are kept for less than the 5 s after which vLLM closes them; no
 proxy variables, redirects, cookies or decompression. A client library does all this in 110 microseconds a
 request, `admission.wire` in 15: most of what a request costs here. Prevents: habits of a library (retries,
-environment, body bombs) deciding what reaches an engine, and a request sent twice to one node.
+environment, body bombs) deciding what reaches an engine, and a request read twice by one node.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class Upstream:
         self._sweeper: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
+        self.renewed = 0  # requests sent again because a kept connection had been closed under them
 
     async def __aenter__(self) -> Upstream:
         self._loop = asyncio.get_running_loop()
@@ -182,15 +183,22 @@ class Upstream:
 
     async def _ask(self, target: Target, request: bytes, first_byte_s: float) -> Exchange:
         until_s = self._loop.time() + first_byte_s
-        wire = self._take(target.place) or await self._connect(target.place, first_byte_s)
-        self._busy.add(wire)
-        try:
-            wire.send(request)
-            await wire.head(until_s - self._loop.time())
-        except BaseException:
-            self._busy.discard(wire)
-            wire.cut()
-            raise
+        kept = self._take(target.place)
+        wire = kept or await self._connect(target.place, first_byte_s)
+        while True:
+            self._busy.add(wire)
+            try:
+                wire.send(request)
+                await wire.head(until_s - self._loop.time())
+                break
+            except BaseException as exc:
+                self._busy.discard(wire)
+                wire.cut()
+                if kept is None or not isinstance(exc, NodeFailed) or not _may_go_again(wire, request, exc):
+                    raise
+            # The node closed while we sent, as every server closes what is idle: no fault, and once.
+            kept, self.renewed = None, self.renewed + 1
+            wire = await self._connect(target.place, until_s - self._loop.time())
         return Exchange(self, target, wire, self._settings.idle_timeout_s)
 
     # -- connections --------------------------------------------------------------------------------
@@ -252,6 +260,11 @@ class Upstream:
                 del self._kept[place]
         if self._kept:
             self._sweeper = self._loop.call_later(KEEP_ALIVE_S / 4, self._sweep)
+
+
+def _may_go_again(wire: Wire, request: bytes, exc: NodeFailed) -> bool:
+    """Say whether the node cannot have read the request, or may read it twice: a page is no work."""
+    return wire.is_unread or (exc.reason is Reason.UNREACHABLE and request.startswith(b"GET "))
 
 
 def _unconnected(exc: OSError) -> NodeFailed:

@@ -9,7 +9,9 @@ answer in it, and a node that fills our memory.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import select
+import termios
 from collections.abc import Callable
 from typing import cast
 
@@ -51,13 +53,32 @@ def lost(why: str) -> NodeFailed:
     return NodeFailed(Reason.UNREACHABLE, f"connection lost: {why}")
 
 
+def was_not_read(transport: asyncio.Transport, exc: Exception | None) -> bool:
+    """Say whether the other side closed a connection before it had read the last of what we sent.
+
+    It had not if its kernel reset the connection (it closes with bytes unread, or has closed already), or
+    ended it before confirming all bytes (TIOCOUTQ). One that read all and then ends sends a plain end that
+    confirms them. Of TLS only a reset counts: its own last words are unconfirmed bytes, too.
+    Source: RFC 9112, 9.3.1 and 9.5; RFC 1122, 4.2.2.13; Linux, tcp(7).
+    """
+    if isinstance(exc, (ConnectionResetError, BrokenPipeError)):
+        return True
+    if exc is not None or transport.get_extra_info("sslcontext") is not None:
+        return False
+    try:
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+    except OSError:
+        return False  # not known
+    return told != b"\0\0\0\0" or transport.get_write_buffer_size() > 0
+
+
 class Wire(asyncio.Protocol):
     """A connection. `send` a request, wait for its `head`, `read` until empty, and it may be used again."""
 
     __slots__ = (
         "_bare", "_chunks", "_due", "_error", "_has_length", "_idle_s", "_is_held_back", "_is_spoilt",
         "_loop", "_parser", "_peek", "_rings_at_s", "_sink", "_timer", "_transport", "_unread", "_waiter",
-        "content_type", "has_head", "is_done", "is_reusable", "left_at_s", "status", "until_s",
+        "content_type", "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status", "until_s",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -70,6 +91,7 @@ class Wire(asyncio.Protocol):
         self.left_at_s = 0.0
         self.until_s = float("inf")  # the exchange ends by then, whatever comes
         self.is_reusable = False
+        self.is_unread = False  # the node ended it without having read what was sent last
         self._peek: select.poll | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -286,6 +308,8 @@ class Wire(asyncio.Protocol):
         if exc is None and self.has_head and not self.is_done and not self._has_length:
             self.is_done = True  # an answer without a length lasts until the connection ends
         self.is_reusable = False
+        if self._error is None and not self._bare and not self.has_head and self._transport is not None:
+            self.is_unread = was_not_read(self._transport, exc)
         self._error = self._error or lost(type(exc).__name__ if exc else "ended by the node")
         self._transport = None
         self._wake()

@@ -1,0 +1,173 @@
+"""Whether a node that closes a connection can have read the request on it, told by its kernel.
+
+Real sockets; the node is a thread that does to each connection what a test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+import uvloop
+
+from admission.settings import Settings
+from admission.upstream import NodeFailed, Upstream
+from admission.wire import was_not_read
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+WAIT_S = 60.0
+Act = Callable[[socket.socket], bytes]
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Read one request and answer it."""
+    got = connection.recv(65_536)
+    connection.sendall(ANSWER)
+    return got
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read one request, say nothing."""
+    return connection.recv(65_536)
+
+
+def read_part(connection: socket.socket) -> bytes:
+    """Read the beginning of a request, as a process does that is killed meanwhile."""
+    connection.recv(10)
+    return b""
+
+
+def read_nothing(connection: socket.socket) -> bytes:
+    """Wait until a request lies in the kernel, and leave it there."""
+    select.select([connection], [], [], WAIT_S)
+    return b""
+
+
+class Node:
+    """Does the acts of a plan to each connection in turn, then closes it."""
+
+    def __init__(self, *plan: list[Act]) -> None:
+        self.plan = plan
+        self.got: list[bytes] = []  # whole requests that it read
+        self.connections = 0
+        self.url = ""
+
+    def _serve(self, listening: socket.socket) -> None:
+        for acts in self.plan:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return  # the test is over
+            self.connections += 1
+            with connection:
+                connection.settimeout(WAIT_S)
+                self.got += [got for act in acts if (got := act(connection))]
+
+    @contextmanager
+    def serving(self) -> Generator[Node]:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.settimeout(WAIT_S)
+            self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/completions"
+            thread = threading.Thread(target=self._serve, args=(listening,))
+            thread.start()
+            try:
+                yield self
+            finally:
+                listening.shutdown(socket.SHUT_RDWR)  # wakes it where it still waits
+                thread.join(WAIT_S)
+
+
+def ends(node: Node, count: int, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> tuple[str, int]:
+    """Send requests one after the other; return how each ended, and how many were renewed."""
+    settings = Settings(name="gw", state_dir=Path("unused"), first_byte_timeout_s=WAIT_S)
+
+    async def play() -> tuple[str, int]:
+        said = ""
+        async with Upstream(settings) as upstream:
+            for number in range(count):
+                try:
+                    exchange = await upstream.post(node.url, b'{"n":%d}' % number, "r1")
+                    assert await exchange.body(100) == b"{}"
+                    exchange.close()
+                    said += "+"
+                except NodeFailed:
+                    said += "-"
+            return said, upstream.renewed
+
+    with node.serving(), asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(play())
+
+
+@LOOPS
+@pytest.mark.parametrize("act", [read_nothing, read_part])
+def test_a_kept_connection_closed_under_a_request_costs_nothing(
+    act: Act, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    node = Node([answer, act], [answer, answer])
+    assert ends(node, 3, new_loop) == ("+++", 1)
+    assert [got[-7:] for got in node.got] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+
+
+@LOOPS
+def test_a_node_that_read_the_request_and_ends_is_not_sent_it_again(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    node = Node([answer, read_all], [answer])
+    assert ends(node, 3, new_loop) == ("+-+", 0)
+    assert [got[-7:] for got in node.got] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+
+
+@LOOPS
+def test_it_is_sent_again_once_and_never_from_a_new_connection(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    node = Node([answer, read_nothing], [read_nothing], [read_nothing], [answer])
+    assert ends(node, 4, new_loop) == ("+--+", 1)
+    assert node.connections == 4
+
+
+class Probe(asyncio.Protocol):
+    """Asks the predicate when its connection is lost."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.told.set_result(was_not_read(self.transport, exc))
+
+
+@LOOPS
+@pytest.mark.parametrize("is_read", [False, True])
+def test_an_end_that_was_on_its_way_before_the_request_is_told_from_one_after_it(
+    is_read: bool, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def play() -> bool:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = listening.getsockname()
+            transport, probe = await asyncio.get_running_loop().create_connection(Probe, *address)
+            node, _ = listening.accept()
+            with node:
+                if is_read:
+                    transport.write(b"request")
+                    assert node.recv(100) == b"request"
+            if not is_read:  # its end is with us, and the loop has not looked yet
+                transport.write(b"request")
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    return await probe.told
+            finally:
+                transport.abort()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(play()) is not is_read
