@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser peers check test demo bench lock
+.PHONY: help setup compile browser peers check test demo bench lock
 
 help: ## Show what can be made
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
+compile: $(STAMP) ## Compile the hot modules (by cc, or a C compiler fetched into .venv); without it they run in plain Python
+	@$(BIN)/python -c 'from compiled import compiler; compiler.command()' 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compiler.lock
+	@$(BIN)/python -m compiled.build
+
 browser: $(STAMP) ## Find a Chromium for the tests, or install one
 	@$(BIN)/python tests/browser/find_browser.py
 
@@ -27,7 +32,8 @@ peers: $(STAMP) ## Find or fetch the programs the tests compare with (Prometheus
 check: $(STAMP) ## Lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright
+	@echo '$(BIN)/basedpyright, on the product and on its tests and benchmarks'; $(BIN)/basedpyright -p tests/pyrightconfig.json & calls=$$!; \
+		$(BIN)/basedpyright; types=$$?; wait $$calls && exit $$types
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
@@ -41,6 +47,8 @@ demo: $(STAMP) ## Run everything on this machine: Postgres, 12 simulated nodes, 
 bench: $(STAMP) ## Run the benchmarks and print ratios to peers
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-lock: ## Write requirements.lock again from pyproject.toml (needs uv)
+lock: ## Write the lock files again from pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --extra dev --extra tokenizers --extra tracing --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
+	uv pip compile --group compiler --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-header -o requirements-compiler.lock

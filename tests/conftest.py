@@ -14,6 +14,12 @@ Mark tests that use Postgres with `pytest.mark.postgres`.
 
 from __future__ import annotations
 
+import os
+
+# Tests run in plain Python, and so do the processes they start, unless they say otherwise: `tests/compiled`
+# runs those that matter once more. Before anything of ours is imported.
+os.environ.setdefault("RHODECK_COMPILED", "0")
+
 from collections.abc import Generator
 from datetime import UTC, datetime
 

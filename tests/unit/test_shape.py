@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("fleet", "control", "admission", "simfleet", "dashboard")
+PACKAGES = ("compiled", "fleet", "control", "admission", "simfleet", "dashboard")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 PAGES = sorted((ROOT / "dashboard" / "app_pages").glob("[!_]*.py"))
 FORBIDDEN_NAMES = {
