@@ -228,7 +228,7 @@ def gauge_line(seen: list[TimedWindow], found: CapacityEstimate) -> float | None
     events = found.mix.decode_events if found.mix else None
     if len(pairs) < 12 or not events or not found.operating_batch or len({x for x, _ in pairs}) < 2:
         return None
-    slope, intercept = np.polyfit(*np.asarray(pairs, float).T, 1)
+    slope, intercept = np.polyfit([x for x, _ in pairs], [y for _, y in pairs], 1)
     tau = intercept + slope * found.operating_batch
     return float(found.operating_batch / (events * tau)) if tau > 0 else None
 

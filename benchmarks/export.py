@@ -85,7 +85,7 @@ def floor(dsn: str, month: str) -> None:
             f"COPY (SELECT {COLUMNS} FROM usage_record WHERE finished_at >= '{month}-01Z' "
             f"AND finished_at < '{following}Z' ORDER BY finished_at) TO STDOUT (FORMAT csv)"
         )
-        with cursor.copy(query) as copy:
+        with cursor.copy(query.encode()) as copy:
             for _ in copy:
                 pass
 

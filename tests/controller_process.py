@@ -43,7 +43,7 @@ async def run(dsn: str, owner: str, ttl_s: float, token: str, *, lends: bool) ->
         steps = [lease.tick, reconcile.tick, rollout.tick]
         if lends:
             quotas = QuotaLeases(deps, lease_s=6.0, hold_s=13.0)
-            steps.append(lambda _deps: quotas.tick())
+            steps.append(lambda deps: quotas.tick())
         last = ""
         while True:
             try:

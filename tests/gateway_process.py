@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from aiohttp import web
@@ -73,7 +73,7 @@ class FakeEngine:
         return sum(1 for request in self.served if request.ending == "running")
 
     @contextlib.contextmanager
-    def serving(self) -> Generator[FakeEngine]:
+    def serving(self) -> Generator[Self]:
         """Serve on a thread of its own until the block ends."""
         ready = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from fleet.acceptance import is_news
 from fleet.errors import FleetError, InvalidPolicy, StaleAssignment
-from fleet.messages import Assignment, GatewayStatus, LastRejection, parse_assignment
+from fleet.messages import Assignment, GatewayStatus, LastRejection, QueueState, parse_assignment
 from fleet.outcomes import TIERS
 from tests import in_process
 from tests.oracles import history as h
@@ -78,7 +78,7 @@ class SmallGateway:
             shares=held.shares if held else {},
             in_flight_requests=0,
             in_flight_tokens=0,
-            queues={tier: {"requests": 0, "tokens": 0, "oldest_wait_s": 0.0} for tier in TIERS},
+            queues={tier: QueueState(requests=0, tokens=0, oldest_wait_s=0.0) for tier in TIERS},
             nodes_usable=0,
             nodes_total=len(held.nodes) if held else 0,
             usage_spool="spool",

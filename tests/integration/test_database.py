@@ -183,7 +183,7 @@ def insert_one_row(connection: psycopg.Connection, table: str) -> None:
         "SELECT conname FROM pg_constraint WHERE conrelid = %s::regclass AND contype IN ('c', 'f')", [table]
     ).fetchall()
     for (check,) in checks:
-        connection.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{check}"')
+        connection.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{check}"'.encode())
     samples = {"text": "'x'", "int8": "1", "int4": "1", "int2": "1", "float8": "1", "numeric": "1"}
     samples |= {"timestamptz": "now()", "jsonb": "'{}'", "_text": "'{}'", "bool": "true", "date": "now()"}
     samples |= {"bytea": "''"}
@@ -191,7 +191,7 @@ def insert_one_row(connection: psycopg.Connection, table: str) -> None:
     if table == "month_line":  # only a closed month takes lines, as many as it was closed with
         insert_one_row(connection, "month_close")
     connection.execute(
-        f"INSERT INTO {table} ({names}) VALUES ({', '.join(samples[t] for _, t in columns)})"
+        f"INSERT INTO {table} ({names}) VALUES ({', '.join(samples[t] for _, t in columns)})".encode()
     )
 
 
@@ -202,8 +202,8 @@ def test_history_cannot_be_changed(database: FreshDatabase, table: str, change: 
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         insert_one_row(connection, table)
         with pytest.raises(psycopg.errors.RestrictViolation, match=f"{table} is append-only"):
-            connection.execute(change.format(table, column, column))
-        assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,)
+            connection.execute(change.format(table, column, column).encode())
+        assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (1,)
 
 
 def test_a_page_reads_but_cannot_write_even_if_it_lifts_its_own_setting(pages: Engine) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import make_url
 
 from control.backup import backup
@@ -75,9 +76,9 @@ def test_up_serves_restarts_a_killed_server_and_stops_on_sigterm(state: Path) ->
     try:
         dsn = up.stdout.readline().strip()
         told = rhodeck_db("url", RHODECK_STATE_DIR=str(state))
-        assert (told.returncode, psycopg.conninfo.conninfo_to_dict(told.stdout.strip())) == (
+        assert (told.returncode, conninfo_to_dict(told.stdout.strip())) == (
             0,
-            psycopg.conninfo.conninfo_to_dict(dsn),
+            conninfo_to_dict(dsn),
         )
         checked = rhodeck_db("check", RHODECK_STATE_DIR=str(state))
         assert checked.returncode == 0, checked.stderr

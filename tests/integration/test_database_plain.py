@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -40,7 +41,7 @@ def administrator(request: pytest.FixtureRequest) -> Generator[str]:
         yield dsn
 
 
-def owned_database(administrator: str, login: str, *, rights: str) -> str:
+def owned_database(administrator: str, login: str, *, rights: LiteralString) -> str:
     """Create `login` with `rights` and a database of its own; return the URL."""
     with psycopg.connect(administrator, autocommit=True) as connection:
         connection.execute(
@@ -55,7 +56,7 @@ def owned_database(administrator: str, login: str, *, rights: str) -> str:
 
 @pytest.mark.parametrize("rights", ["CREATEROLE", "NOCREATEROLE"])
 def test_migrate_write_read_and_protect_with_an_ordinary_login(
-    administrator: str, clock: ManualClock, rights: str, tmp_path: Path
+    administrator: str, clock: ManualClock, rights: LiteralString, tmp_path: Path
 ) -> None:
     login = f"login_{rights.lower()}"
     dsn = owned_database(administrator, login, rights=rights)
@@ -97,5 +98,5 @@ def test_migrate_write_read_and_protect_with_an_ordinary_login(
         downgrade(each, "base")
     with psycopg.connect(administrator, autocommit=True) as connection:
         for name in (login, f"{login}_2"):
-            connection.execute(f"DROP DATABASE {name}")
+            connection.execute(f"DROP DATABASE {name}".encode())
         connection.execute(f"DROP ROLE IF EXISTS {READER}")

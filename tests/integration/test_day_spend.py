@@ -6,6 +6,7 @@ import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -115,7 +116,7 @@ def test_command_and_api_give_what_the_one_function_gives(
     with session_scope(books.engine) as session:
         total = month_spend(session, "2026-03", zone=BERLIN, now=NOW).total_usd
         (call,) = [c for c in api_finance.CALLS if c.path == "/api/v1/spend/days"]
-        answers = [
+        answers: list[Any] = [
             call.answer(session, NOW, FAY, path={}, query=query, body=b"", key=None, zone=BERLIN)
             for query in ({"month": "2026-03"}, {"from": "2026-03-01", "to": "2026-03-31"})
         ]

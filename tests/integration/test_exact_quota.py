@@ -193,7 +193,7 @@ def test_more_used_than_reserved_is_owed(store: QuotaStore, tmp_path: Path) -> N
     ],
 )
 def test_each_limit_holds_over_all_gateways(
-    store: QuotaStore, tmp_path: Path, quota: dict[str, int], outcome: Outcome
+    store: QuotaStore, tmp_path: Path, quota: dict[str, Any], outcome: Outcome
 ) -> None:
     async def go() -> None:
         async with members(store.url, tmp_path, **quota) as three:

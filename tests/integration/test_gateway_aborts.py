@@ -10,7 +10,7 @@ import json
 import random
 import re
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,7 +182,7 @@ async def run_all(gateway: GatewayProcess, engines: Engines, todo: list[Plan]) -
 
 def counters(url: str) -> dict[str, float]:
     """Return a node's own counters of finished requests."""
-    sums: Counter[str] = Counter()
+    sums = defaultdict[str, float](float)
     for line in httpx.get(f"{url}/metrics", trust_env=False).text.splitlines():
         name = line.partition("{")[0]
         if name in (

@@ -281,7 +281,7 @@ def test_lines_that_no_longer_are_the_signed_files_neither_verify_nor_leave(
     close()
     with psycopg.connect(books.dsn, autocommit=True) as connection:
         connection.execute("ALTER TABLE month_line DISABLE TRIGGER ALL")
-        assert connection.execute(f"UPDATE month_line SET {forgery}").rowcount == 1
+        assert connection.execute(f"UPDATE month_line SET {forgery}".encode()).rowcount == 1
     with session_scope(books.engine) as session:
         found = month_close.verify(session, "2026-02", key_file=key_file)
         assert (found.is_file_whole, found.is_signed, found.are_lines_whole) == (True, True, False)

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -257,7 +258,7 @@ def test_a_moving_fleet_read_three_ways_at_once_has_done_the_same(tmp_path: Path
     assert all(direct.totals(node.name)["completed"] == sum(LOAD) for node in direct.facts.nodes)
 
 
-async def watch(ways: dict[str, Way], load: Callable[[], Awaitable[None]]) -> None:
+async def watch(ways: dict[str, Way], load: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run rounds: idle until all see all nodes, then under load, then until all saw the end of it."""
     working: asyncio.Task[None] | None = None
     nodes = [node.name for node in ways["direct"].facts.nodes]

@@ -224,6 +224,7 @@ def numbers(seen: Seen) -> dict[tuple[str, str, str], float | None]:
 def quantiles(seen: Seen, node: str, name: str) -> list[float]:
     samples = [s for r in seen.rounds for n in r.nodes if n.node == node for s in n.samples]
     whole = merge([s.window.histograms[name] for s in samples if s.covered_s is not None])
+    assert whole is not None
     return [found.estimate for q in (0.5, 0.9, 0.99) if (found := quantile(whole, q)) is not None]
 
 

@@ -109,7 +109,7 @@ def test_status_says_what_the_last_hour_would_have_refused_and_who_is_over(datab
     with session_scope(database.engine) as session:
         report = status_report(session, NOON)
     assert report.would_refuse == {"queue_length": 5, "monthly_budget": 1}
-    assert list(report.would_refuse) == ["queue_length", "monthly_budget"]  # most first
+    assert list(report.would_refuse or ()) == ["queue_length", "monthly_budget"]  # most first
     assert report.over == {"acme": OverQuota(tokens=2_400, requests=6)}
     said = as_text(report)
     assert "acme: over by 2,400 tokens and 6 requests" in said

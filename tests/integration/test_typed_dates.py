@@ -171,4 +171,4 @@ def test_the_database_refuses_such_rows_itself(database: FreshDatabase, table: s
         psycopg.connect(database.dsn) as connection,
         pytest.raises(psycopg.errors.CheckViolation, match=f"ck_{table}_dates"),
     ):
-        connection.execute(change)
+        connection.execute(change.encode())

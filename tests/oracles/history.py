@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class Served(NamedTuple):
     is_alone: bool
     requests: int
     errors: int
-    decisions: tuple[object, ...]
+    decisions: tuple[Any, ...]
 
 
 @dataclass

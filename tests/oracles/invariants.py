@@ -44,7 +44,7 @@ def i02_immutable_revision(seen: History) -> None:
         if type(fact) is h.Booted and fact.kept.digest is None:
             content = {key: digest for key, digest in content.items() if key[0] != fact.gateway}
         now = fact.after if type(fact) is h.Arrived else fact.running if type(fact) is h.Heard else None
-        if now is not None and now.digest is not None:
+        if isinstance(fact, h.Arrived | h.Heard) and now is not None and now.digest is not None:
             key = (fact.gateway, now.epoch, now.generation)
             assert content.setdefault(key, now.digest) == now.digest, (seen.name, key)
 

@@ -25,5 +25,5 @@ def test_no_more_at_once_is_advised_than_the_cache_holds(full: Show, dashboard_o
     assert [e.message for e in at.exception] == []
     assert "holds 40 sequences" in text(at)
     # what is in use is shown whatever it is; the batches to choose from end at the cache
-    tried = [int(batch) for batch in column(at, "batch")]
+    tried = [int(str(batch)) for batch in column(at, "batch")]
     assert max(batch for batch in tried if batch != 64) <= 40

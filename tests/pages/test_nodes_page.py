@@ -132,7 +132,7 @@ def test_origins_and_missing_nodes_are_told(full: Show, dashboard_on: FreshDatab
     at = full("nodes")
     assert "1 node missing from discovery" in text(at)
     assert column(at, "origin") == ["by hand", "sd", "by hand"]
-    states = column(at, "state")
+    states = [str(state) for state in column(at, "state")]
     assert states[0] == "\u2713 active"
     assert states[1].startswith("\u2713 active, missing since ")
     assert "removed in 8 min" in states[1]  # missing for 2 min of a grace of 10
@@ -206,7 +206,7 @@ def test_gpus_are_shown_with_their_ages_and_errors_in_words(
     assert "1 of them gave no value" in said
     assert column(at, "use") == [pytest.approx(97.0), None]
     assert column(at, "memory") == ["60.0 of 80.0 GiB", "\u2014"]
-    assert column(at, "error")[0].endswith("Xid 79, 20 min ago")
+    assert str(column(at, "error")[0]).endswith("Xid 79, 20 min ago")
     assert column(at, "error")[1] == "\u2713 none"
     assert "60 min" in column(at, "age")[1]
     assert column(at, "not exported") == ["kv_capacity_tokens"]

@@ -42,7 +42,7 @@ def test_old_verdicts_show_their_age_and_no_numbers(stale: Show) -> None:
     at = stale("fleet")
     assert "last verdict" in str(column(at, "verdict")[0])
     frame = next(d.value for d in at.dataframe if "subject" in d.value.columns)
-    assert frame["rho"].isna().all()
+    assert bool(frame["rho"].isna().all())
 
 
 def test_an_empty_fleet_says_what_is_missing(empty: Show) -> None:

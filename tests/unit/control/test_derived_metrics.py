@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -96,7 +97,8 @@ def test_a_known_pool_exports_every_family_and_strict_readers_take_the_page():
         waiting=0,
         saturated=False,
     )
-    good = FlowState(("pool", "chat"), None, 60, None, None, None, 0.0, good=GoodCount(200, 180, 190))
+    unread: Any = None
+    good = FlowState(("pool", "chat"), unread, 60, None, None, None, 0.0, good=GoodCount(200, 180, 190))
     registry = exported(Assessment(T0, 10.0, (known,), (node("a"), node("b"))), (good,))
     assert value(registry, "rhodeck_desired_nodes") == 2  # 2 * 0.68 / 0.85 = 1.6
     assert value(registry, "rhodeck_desired_high_nodes") == 2  # 2 * 0.8 / 0.85 = 1.9

@@ -160,8 +160,8 @@ def test_a_million_targets_are_refused_and_remarks_are_bounded():
     with pytest.raises(InvalidInput, match=str(TARGETS_MAX)):
         read_target_groups(groups({"targets": [f"h{i}:1" for i in range(TARGETS_MAX + 1)]}))
     _, remarks = names(Naming(), *(Found(f"169.254.0.{i % 250}:{i + 1}") for i in range(500)))
-    assert len(remarks) <= 21
     assert remarks[-1].startswith("and ")
+    assert len(remarks) <= 21
     crowd, remarks = wanted_nodes(Naming(), Answer(tuple(Found(f"h:{i}") for i in range(1, PAGES_MAX + 9))))
     assert len(crowd[0].pages) == PAGES_MAX - 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import QueuePool, create_engine
@@ -25,8 +26,9 @@ T0 = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 def observer() -> Observer:
     clock, metrics = SystemClock(), ControlMetrics()
     engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none")  # never connected to
-    deps = Deps(engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)
-    return Observer(deps, Scraper(None, clock, metrics, period_s=10.0, deadline_s=5.0), metrics)
+    nobody: Any = None  # nothing is asked
+    deps = Deps(engine, clock, Leadership("me"), http=lambda: nobody, admin_token="t" * 16)
+    return Observer(deps, Scraper(nobody, clock, metrics, period_s=10.0, deadline_s=5.0), metrics)
 
 
 def test_a_hanging_database_leaves_threads_to_the_scraper() -> None:
@@ -39,7 +41,8 @@ def test_a_hanging_database_leaves_threads_to_the_scraper() -> None:
 
 def observer_steps() -> list[Step]:
     steps = observer()
-    return Controller(steps._deps, steps, steps._metrics, 10.0, extra=(None, None)).steps()  # usage, ledger
+    usage_and_ledger: Any = (None, None)
+    return Controller(steps._deps, steps, steps._metrics, 10.0, extra=usage_and_ledger).steps()
 
 
 def test_a_refill_slower_than_its_step_is_not_started_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +84,10 @@ def test_rounds_keep_their_pace_and_their_stamps_rise_when_the_wall_clock_is_set
             stamps.append((at - T0).total_seconds())
             return "observed"
 
-    deps = Deps(observer()._deps.engine, clock, Leadership("me"), http=lambda: None, admin_token="t" * 16)
-    controller = Controller(deps, Watched(), ControlMetrics(), 10.0)
+    watched: Any = Watched()
+    nobody: Any = None
+    deps = Deps(observer()._deps.engine, clock, Leadership("me"), http=nobody, admin_token="t" * 16)
+    controller = Controller(deps, watched, ControlMetrics(), 10.0)
 
     def live(seconds: int) -> None:
         for _ in range(seconds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from control.fleet_facts import FleetFacts, Node
@@ -157,7 +158,7 @@ def sent(count: int | None) -> tuple[GatewayResult, ...]:
     return (GatewayResult("g", None if count is None else (flow,), None if count else Reason.TIMEOUT),)
 
 
-def bypassed(counts: list[int | None]) -> bool:
+def bypassed(counts: Sequence[int | None]) -> bool:
     facts = FleetFacts(FACTS.nodes, (), (Target("g", "http://g/metrics"),))
     book, pages = QualityBook(), PageBook(period_s=PERIOD_S)
     for number, count in enumerate(counts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from control.model_config_files import bundled, config_bytes
 from dashboard import viewmodels_sizing as vm
 from fleet.gpus import gpu
@@ -11,7 +13,7 @@ from fleet.sizing_flags import Launch
 from fleet.sizing_layout import EngineSettings
 
 
-def sized(model: str, card: str, gpus: int, **demand: float) -> Sizing:
+def sized(model: str, card: str, gpus: int, **demand: Any) -> Sizing:
     shape = read_model_config(config_bytes(model))
     return size(shape, gpu(card), gpus, EngineSettings(max_context=8192), Demand(**demand))
 

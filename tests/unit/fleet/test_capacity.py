@@ -267,8 +267,12 @@ def test_without_token_gaps_there_is_no_point():
 
 
 def test_counters_and_gauge_that_disagree_are_noticed():
-    agreeing = [point_of(10.0 * i, engine_window(running=22)) for i in range(6)]
-    lying = [point_of(10.0 * i, engine_window(running=60)) for i in range(6)]
+    def points(running: int) -> list[Point]:
+        found = [point_of(10.0 * i, engine_window(running=running)) for i in range(6)]
+        return [point for point in found if point is not None]
+
+    agreeing, lying = points(22), points(60)
+    assert len(agreeing) == len(lying) == 6
     assert not gauges_disagree(agreeing)
     assert gauges_disagree(lying)
 

@@ -93,7 +93,7 @@ def test_a_tenant_with_most_of_the_requests_gets_no_more_than_its_weight(rng: ra
     tenants = {"heavy": tenant(), "light": tenant(), "filler": tenant()}
     made = assignment(tenants, tiers={"interactive": {"queue_timeout_s": 30}})
     server = Server(open_gate(made))
-    offers = [{"tenant": "heavy"}] * 5 + [{"tenant": "light"}]
+    offers: list[dict[str, object]] = [{"tenant": "heavy"}] * 5 + [{"tenant": "light"}]
     backlogged(server, offers, 500, rng)
     while server.now_s < 8:
         server.step(0.01)

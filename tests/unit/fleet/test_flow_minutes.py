@@ -146,7 +146,9 @@ def test_no_request_is_counted_twice_or_lost(arrivals, skipped):
     minutes = FlowMinutes(10.0)
     found = [m for one in slices if (m := minutes.add(one)) is not None]
     last = FlowSlice(slices[-1].at_s + 60.0, 10.0)
-    found.append(minutes.add(last))
+    last_minute = minutes.add(last)
+    assert last_minute is not None
+    found.append(last_minute)
     counted = sum(m.minute.arrivals or 0 for m in found)
     short = [m for m in found if m.minute.arrivals is None]
     assert len({m.ended_at_s for m in found}) == len(found)

@@ -84,7 +84,7 @@ def test_tiers_stay_within_one_request_of_their_shares(sizes: list[int], interac
 def test_tenants_of_a_tier_stay_within_one_request_of_their_shares(
     sizes: list[int], weights: tuple[int, int, int], order: str
 ):
-    by_name = dict(zip(TENANTS, weights, strict=True))
+    by_name: dict[str, int] = dict(zip(TENANTS, weights, strict=True))
     tenants = {name: tenant(weight=weight) for name, weight in by_name.items()} | {"filler": tenant()}
     tiers = {tier.value: {"queue_timeout_s": 600} for tier in TIERS}
     made = assignment(tenants, nodes=[slot()], tiers=tiers, admission={"order": order})

@@ -32,7 +32,7 @@ def line(
     day: date | None = FIRST,
 ) -> InvoiceLine:
     return InvoiceLine(
-        day, "label", node_class, None if hours is None else D(hours), price and D(price), D(usd)
+        day, "label", node_class, None if hours is None else D(hours), D(price) if price else None, D(usd)
     )
 
 

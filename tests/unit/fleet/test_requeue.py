@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from gate_world import assignment, node, open_gate, request, state, tenant
@@ -16,7 +17,7 @@ from fleet.policy import default_policy, parse
 FULL = 85
 
 
-def gate_of(max_requeues: int = 2, **parts: object) -> Gate:
+def gate_of(max_requeues: int = 2, **parts: Any) -> Gate:
     return open_gate(assignment(tiers={"batch": {"max_requeues": max_requeues}}, **parts))
 
 
