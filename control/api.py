@@ -8,6 +8,7 @@ rules beside the pages', and a traceback in an answer.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -143,7 +144,7 @@ async def _readyz(_request: Request, deps: ApiDeps) -> Response:
     try:
         await run_in_threadpool(check)
     except FleetError as exc:
-        raise Unavailable(exc.message, hint=exc.hint) from exc
+        raise Unavailable(exc.message, hint=exc.hint, field=exc.field) from exc
     return JSONResponse({"status": "ready"})
 
 
@@ -178,6 +179,9 @@ def _guarded(
 
 
 def _error(exc: FleetError) -> Response:
+    if isinstance(exc, Unavailable) and exc.field == "DATABASE_URL":  # its address is no caller's
+        logging.getLogger(__name__).warning("the database is away", extra={"reason": exc.message})
+        exc = Unavailable("the database does not answer", hint="Try again in a while")
     code = status_code(exc)
     headers = {"WWW-Authenticate": "Bearer"} if code == 401 else {}
     said: dict[str, Any] = exc.as_dict() | (_newest(exc) if isinstance(exc, OvertakenEdit) else {})

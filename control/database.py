@@ -176,9 +176,7 @@ def reporting_outages(url: URL) -> Generator[None]:
     try:
         yield
     except PoolTimeout as exc:
-        raise Unavailable(
-            "every connection to Postgres is busy", hint="Try again in a while", field="DATABASE_URL"
-        ) from exc
+        raise Unavailable("every connection to Postgres is busy", hint="Try again in a while") from exc
     except DBAPIError as exc:
         if not _is_outage(exc):
             raise

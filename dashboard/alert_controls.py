@@ -20,6 +20,7 @@ from control.queries_alerts import AlertBook, AlertEntry, WebhookView
 from control.roles import Permission
 from dashboard import access, actions_alerts, components, state, words
 from dashboard import viewmodels_alerts as vm
+from dashboard.dialogs import dialog
 from dashboard.runbooks import runbook
 from dashboard.times import Zone
 from fleet.alert_rules import Severity
@@ -107,7 +108,7 @@ def dialogs(book: AlertBook | None) -> None:
         silence_dialog(entry)
 
 
-@st.dialog("Silence")
+@dialog("Silence")
 def silence_dialog(entry: AlertEntry) -> None:
     """Show the dialog."""
     silence_body(entry)

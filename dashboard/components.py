@@ -15,6 +15,7 @@ from dashboard import live_plot, recovery, words
 from dashboard.charts import Figure
 from dashboard.data import Pulse, Reading
 from dashboard.marks import marked
+from dashboard.outage import public
 from dashboard.theme import DARK, LIGHT
 from dashboard.times import Zone, age
 from dashboard.viewmodels import QUALITY_PAGE, Card, Notice
@@ -129,7 +130,8 @@ def problem(found: Reading[Any], now: datetime, zone: Zone) -> bool:
 
 
 def failure(exc: FleetError, *, title: str | None = None, also: str = "") -> None:
-    """Show an expected error: what is wrong, what to do, which field."""
+    """Show an expected error: what is wrong, what to do, which field. No address of the database."""
+    exc = public(exc)
     field = f" Field: {words.plain(exc.field)}." if exc.field else ""
     hint = f" {words.with_code(exc.hint)}." if exc.hint else ""
     body = f"{words.with_code(exc.message)}.{hint}{field} {also}".replace("..", ".")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import access, components, data, data_alerts, recovery, state
+from dashboard import access, components, data, data_alerts, dialogs, recovery, state
 from dashboard import viewmodels_alerts as alerts
 from dashboard.routes import SIGN_IN_PATH
 from dashboard.viewmodels import ALERTS_PAGE
@@ -121,6 +121,7 @@ def main() -> None:
     st.set_page_config(page_title="Rhodeck", page_icon="\u03c1", layout="wide")
     components.style()
     recovery.begin()
+    dialogs.forget()
     try:
         asked = navigation()
         person = access.look_up(is_active=True)

@@ -10,6 +10,7 @@ import streamlit as st
 from control.roles import Permission
 from dashboard import access, actions, components, state, words
 from dashboard.actions import NodeVerb
+from dashboard.dialogs import dialog
 from fleet.errors import FleetError
 
 #: State a node is in -> what can be done with it.
@@ -38,7 +39,7 @@ def node_controls(name: str, node_state: str) -> None:
         st.caption(words.plain(why_not))
 
 
-@st.dialog("Change a node")
+@dialog("Change a node")
 def confirm(name: str, verb: NodeVerb) -> None:
     """Ask why, then change the node's state."""
     confirm_body(name, verb)

@@ -14,6 +14,7 @@ from control.discovery_settings import MODELS
 from control.queries_discovery import SourceView
 from control.roles import Permission
 from dashboard import access, actions_nodes, components, state, words
+from dashboard.dialogs import dialog
 from fleet.errors import FleetError
 from fleet.messages import PRICE_CLASSES
 
@@ -137,7 +138,7 @@ def source_actions(sources: Sequence[SourceView]) -> None:
             confirm_removal(name, chosen.nodes)
 
 
-@st.dialog("Remove a source")
+@dialog("Remove a source")
 def confirm_removal(name: str, nodes: int) -> None:
     """Ask what becomes of its nodes, then remove a source."""
     removal_body(name, nodes)

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from dashboard.outage import DATABASE_FIELD, SEEN, Outage
 from fleet.clock import Clock
 from fleet.errors import Unavailable
 
@@ -29,6 +30,7 @@ class Patience:
 
     clock: Clock
     wait_s: float = WAIT_S
+    outage: Outage = field(default_factory=lambda: SEEN)  # one for all
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="question")
     )
@@ -43,7 +45,13 @@ class Patience:
                 raise self._hangs()
         asked = self._pool.submit(question)
         try:
-            return asked.result(self.wait_s)
+            answer = asked.result(self.wait_s)
+            self.outage.answered(self.clock.now())
+            return answer
+        except Unavailable as exc:
+            if exc.field == DATABASE_FIELD:
+                self.outage.failed(self.clock.now(), exc)
+            raise
         except TimeoutError:
             if asked.done():  # the question itself timed out
                 raise
@@ -66,7 +74,9 @@ class Patience:
         return True
 
     def _hangs(self) -> Unavailable:
-        return Unavailable(
+        hangs = Unavailable(
             f"the database has not answered within {self.wait_s:g} s: it hangs, or is far behind",
             hint="Look at Postgres and its disk; gateways keep admitting by their last good policy",
         )
+        self.outage.failed(self.clock.now(), hangs)
+        return hangs

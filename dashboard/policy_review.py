@@ -14,6 +14,7 @@ from control.commands_policy import DEFAULT_BAKE_S, OvertakenEdit
 from control.queries_policy import Revision
 from dashboard import actions, components, data, policy_editor, refusals_panel, state, tables
 from dashboard import viewmodels_policy as vm
+from dashboard.dialogs import dialog
 from dashboard.policy_editor import Draft
 from fleet.errors import FleetError
 
@@ -29,7 +30,7 @@ def open_review() -> None:
     st.session_state[_KEY] = str(uuid4())
 
 
-@st.dialog("Review and publish", width="large")
+@dialog("Review and publish", width="large")
 def review_dialog(draft: Draft, head: Revision | None) -> None:
     """Show the dialog."""
     review_body(draft, head)
@@ -58,7 +59,13 @@ def review_body(draft: Draft, head: Revision | None) -> None:
             step=5.0,
             key="review_bake",
         )
-    note = st.text_area("Reason (kept with the revision)", key="review_note", max_chars=2_000, height=80)
+    note = st.text_area(
+        "Reason (kept with the revision)",
+        key="review_note",
+        max_chars=2_000,
+        height=80,
+        persist_state="page",
+    )
     with st.expander("The same by command line"):
         st.code(vm.command_text(draft.parent, note or ""), language="bash")
     is_ready = found.problem is None and bool(found.changes)
@@ -90,7 +97,7 @@ def _publish(draft: Draft, note: str, strategy: str, bake_s: float) -> None:
     except FleetError as exc:
         components.failure(exc, title="Nothing was published")
         return
-    state.close(_KEY, policy_editor.KEPT)
+    state.close(_KEY, policy_editor.KEPT, "review_note")
     state.flash(
         f"Revision {published.number} is published. The controller brings it to the gateways: see Rollout.",
     )
@@ -102,7 +109,7 @@ def open_rollback() -> None:
     st.session_state[_BACK_KEY] = str(uuid4())
 
 
-@st.dialog("Roll back", width="large")
+@dialog("Roll back", width="large")
 def rollback_dialog(number: int, head: Revision) -> None:
     """Show the dialog."""
     rollback_body(number, head)

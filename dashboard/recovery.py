@@ -11,6 +11,8 @@ from datetime import datetime
 
 import streamlit as st
 
+from dashboard import dialogs
+
 FIRST_S, LONGEST_S = 5.0, 60.0
 _RUNS, _LACKS, _TRIES, _NEXT = "recovery_runs", "recovery_lacks", "recovery_tries", "recovery_next_s"
 
@@ -37,7 +39,7 @@ def again_if_due(now: datetime, *, is_away: bool) -> None:
     if not st.session_state.get(_LACKS):
         st.session_state[_TRIES] = 0
         return
-    if is_away or now.timestamp() < st.session_state.get(_NEXT, 0.0):
+    if is_away or dialogs.is_open() or now.timestamp() < st.session_state.get(_NEXT, 0.0):
         return
     tries: int = st.session_state.get(_TRIES, 0)
     st.session_state[_TRIES] = tries + 1

@@ -10,6 +10,7 @@ import streamlit as st
 from control.queries_policy import Rollout
 from dashboard import access, actions, components, data, policy_review, state, words
 from dashboard.actions import Verb
+from dashboard.dialogs import dialog
 from dashboard.viewmodels_rollout import STEPS, VERBS
 from fleet.errors import FleetError
 
@@ -46,7 +47,7 @@ def _undo(rollout: Rollout) -> None:
         policy_review.rollback_dialog(before, head.head)
 
 
-@st.dialog("Steer the rollout")
+@dialog("Steer the rollout")
 def confirm(verb: Verb) -> None:
     """Show the dialog."""
     confirm_body(verb)
@@ -56,7 +57,7 @@ def confirm_body(verb: Verb) -> None:
     """Ask why, then do it."""
     label, meaning = VERBS[verb]
     st.markdown(f"**{label}**: {meaning}")
-    note = st.text_input("Reason", key=f"rollout_note_{verb}", max_chars=500)
+    note = st.text_input("Reason", key=f"rollout_note_{verb}", max_chars=500, persist_state="page")
     if not st.button(label, key=f"rollout_confirm_{verb}", type="primary"):
         return
     try:
@@ -64,5 +65,6 @@ def confirm_body(verb: Verb) -> None:
     except FleetError as exc:
         components.failure(exc, title="Nothing was changed")
         return
+    state.close(f"rollout_note_{verb}")
     state.flash(f"Rollout of revision {after.revision}: {label.lower()} is recorded.")
     st.rerun()

@@ -29,6 +29,7 @@ from control.roles import Actor, Permission, require
 from dashboard import access
 from dashboard.deps import Deps, deps
 from dashboard.live_plot import PLOTLY_PATH
+from dashboard.outage import public
 from dashboard.patience import Patience
 from dashboard.sign_in_page import safe_next, sign_in_page
 from fleet.clock import SystemClock
@@ -67,7 +68,7 @@ async def readyz(_request: Request) -> Response:
     try:
         await run_in_threadpool(deps().patience.ask, lambda: require_head(deps().reader))
     except FleetError as exc:
-        return PlainTextResponse(exc.message, status_code=503)
+        return PlainTextResponse(public(exc).message, status_code=503)
     return PlainTextResponse("ready")
 
 
@@ -125,8 +126,9 @@ class Checker:
                     self._patience.ask, partial(_token, deps(), name, fields.get("password", ""))
                 )
         except FleetError as exc:
-            code = status_code(exc)
-            return _form(next_path, name=name, problem=f"{exc.message}. {exc.hint}.", code=code)
+            said, code = public(exc), status_code(exc)
+            problem = f"{said.message[:1].upper()}{said.message[1:]}. {said.hint}."
+            return _form(next_path, name=name, problem=problem, code=code)
         if token is None:
             return _form(next_path, name=name, problem="Name or password is wrong.", code=401)
         response = RedirectResponse(next_path, status_code=303)
@@ -168,8 +170,7 @@ async def spend(request: Request) -> Response:
     try:
         return await run_in_threadpool(_export, deps(), token, path, query)
     except FleetError as exc:
-        code = status_code(exc)
-        return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=code)
+        return _refused(exc)
 
 
 async def usage(request: Request) -> Response:
@@ -178,7 +179,12 @@ async def usage(request: Request) -> Response:
     try:
         return await run_in_threadpool(_usage, deps(), token, path)
     except FleetError as exc:
-        return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=status_code(exc))
+        return _refused(exc)
+
+
+def _refused(exc: FleetError) -> Response:
+    said = public(exc)
+    return PlainTextResponse(f"{said.message}\n{said.hint}\n", status_code=status_code(exc))
 
 
 def _exporter(of: Deps, token: str | None) -> Actor:

@@ -21,6 +21,7 @@ from control.roles import Permission, require
 from dashboard import access, data_estimates
 from dashboard import viewmodels_comparison as vm
 from dashboard.deps import deps
+from dashboard.outage import public
 from dashboard.report_page import HEADERS, report_page
 from fleet.errors import FleetError, Unauthenticated
 
@@ -47,7 +48,8 @@ async def _answered(request: Request, made: Callable[[str | None, str], Response
     try:
         return await run_in_threadpool(made, token, link)
     except FleetError as exc:
-        return PlainTextResponse(f"{exc.message}\n{exc.hint}\n", status_code=status_code(exc))
+        said = public(exc)
+        return PlainTextResponse(f"{said.message}\n{said.hint}\n", status_code=status_code(exc))
 
 
 def _admit(token: str | None) -> None:

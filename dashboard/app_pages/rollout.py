@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import components, data, state, tables
+from dashboard import components, data, dialogs, state, tables
 from dashboard import viewmodels_rollout as vm
 from dashboard.rollout_controls import rollout_controls
 
@@ -20,7 +20,7 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     now = found.value
-    if vm.stage(now) != drawn:
+    if vm.stage(now) != drawn and not dialogs.is_open():
         st.rerun()  # the buttons below are those of another stage
     components.cards(vm.cards(now, at, chosen.zone))
     said = vm.reason(now.rollout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Generator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -20,16 +20,19 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from control import accounts
-from control.database import session_scope
+from control.database import Role as Connection
+from control.database import make_engine, session_scope
 from control.roles import Role
 from control.tables import AuditRow
-from dashboard import access
+from dashboard import access, door
+from dashboard import routes as dashboard_routes
 from dashboard.deps import Deps, deps
 from dashboard.door import Door, token_in
+from dashboard.outage import SEEN
 from dashboard.routes import routes
 from dashboard.sign_in_page import safe_next, sign_in_page
 from fleet.clock import ManualClock, SystemClock
-from tests.pages.conftest import forget
+from tests.pages.conftest import NOWHERE, forget
 from tests.pages.fleet_rows import PASSWORD, add_accounts, fill
 from tests.postgres_server import FreshDatabase
 
@@ -100,6 +103,25 @@ def test_a_deep_link_leads_to_the_form_and_back(client: httpx.Client) -> None:
     assert "httponly" in cookie
     assert "samesite=lax" in cookie
     assert client.get("/policy", headers=HTML).text == "the page"
+
+
+def test_while_the_database_is_away_strangers_learn_that_and_no_address(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, away = deps(), make_engine(NOWHERE, role=Connection.CONTROL)
+    lost = Deps(known.settings, away, away, known.clock)
+    monkeypatch.setattr(SEEN, "answered_at", datetime(2026, 11, 30, 3, 20, 55, tzinfo=UTC))
+    monkeypatch.setattr(SEEN, "noticed_at", datetime(2026, 11, 30, 3, 21, 5, tzinfo=UTC))
+    monkeypatch.setattr(dashboard_routes, "deps", lambda: lost)
+    monkeypatch.setattr(door, "deps", lambda: lost)
+    ready, form = client.get("/readyz"), sign_in(client, "viewer")
+    file = client.get("/exports/spend/2026-11.csv", headers={"cookie": f"{access.COOKIE}=x"})
+    for answer in (ready, form, file):
+        assert answer.status_code == 503
+        assert "he database does not answer" in answer.text
+        assert "noticed at 03:21:05 UTC; its last answer was at 03:20:55 UTC" in answer.text
+        assert not any(word in answer.text for word in ("127.0.0.1", "port 1", "connection", "psycopg"))
+    away.dispose()
 
 
 def test_nothing_but_the_form_is_served_to_strangers(client: httpx.Client) -> None:
