@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from admission.metrics import Family
+from fleet.gate_snapshot import GateSnapshot, NodeUse
 from fleet.limiters import Limiter, Limiters
-from fleet.offers import GateSnapshot, NodeUse
 from fleet.outcomes import Tier
 from fleet.phases import Phases
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from admission.exact_quota import ExactQuotas
 from admission.metrics import Family
 from admission.quota_lease import QuotaLeases
+from fleet.gate_snapshot import GateSnapshot
 from fleet.kv_shares import KV_ROOM
 from fleet.messages import OverQuota
-from fleet.offers import GateSnapshot
 from fleet.quota_shares import FIELDS
 
 _PREFIX = "rhodeck_gateway_"

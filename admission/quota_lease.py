@@ -20,9 +20,9 @@ from admission.durable import write_whole
 from fleet.accounts import Accounts
 from fleet.clock import Clock
 from fleet.errors import InvalidInput, StaleAssignment, Unavailable
+from fleet.gate_snapshot import GateSnapshot
 from fleet.kv_shares import KV_ROOM, lent_ratio, parts_of, room_use, with_room
 from fleet.messages import Assignment, QuotaLease, QuotaReport, QuotaShare, QuotaUse, TenantShare
-from fleet.offers import GateSnapshot
 from fleet.policy import pointer_of
 from fleet.quota_leases import HOLD_S
 from fleet.quota_needs import Needs

@@ -125,7 +125,7 @@ def _refused(
         for _ in range(shed):
             twin = rng.choice(candidates)
             at_s = max(0.0, end_s - rng.random() * (covered_s or 0.0))
-            request = replace(twin.request, request_id=f"refused-{len(found)}")
+            request = twin.request.asked_as(f"refused-{len(found)}", tenant, twin.request.tier)
             found.append(replace(twin, at_s=at_s, request=request))
     return found, dict(counts), unplaced
 

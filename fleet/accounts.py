@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fleet.bucket import RateBucket
+from fleet.gate_snapshot import TenantUse
 from fleet.limiters import Limiter, Limiters, Mode
 from fleet.messages import Assignment, TenantShare
-from fleet.offers import Limit, TenantUse
+from fleet.offers import Limit
 from fleet.outcomes import Outcome
 from fleet.policy import OverBudget, TenantPolicy
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from fleet.gate_snapshot import NodeUse
 from fleet.messages import NodeTarget
-from fleet.offers import Holding, NodeState, NodeUse
+from fleet.offers import Holding, NodeState
 from fleet.overbooking import Expected, Overbooking
 
 #: A node not heard of for longer takes no new work.
@@ -21,7 +22,7 @@ _NO_BOUND = 1 << 60
 _NOT_COUNTED = -2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shares:
     """How much of each node is ours."""
 

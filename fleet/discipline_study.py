@@ -342,7 +342,7 @@ def _run(case: Case, arrivals: Sequence[Arrival], settings: StudySettings) -> Ca
 def _as_sent(case: Case, arrival: Arrival) -> Arrival:
     request = arrival.request
     if case.is_one_flow:
-        request = replace(request, tenant=_EVERYONE, tier=Tier.BATCH)
+        request = request.asked_as(request.request_id, _EVERYONE, Tier.BATCH)
     return replace(arrival, at_s=0.0 if case.is_saturated else arrival.at_s, request=request)
 
 

@@ -15,7 +15,7 @@ from fleet.readings import Histogram
 MIN_TOKENS = 1_000  # fewer served in a window say nothing about shares
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TenantUse:
     """What one tenant got and wanted in one tier over a window."""
 
@@ -26,7 +26,7 @@ class TenantUse:
     is_backlogged: bool  # requests of it waited or were shed for lack of capacity
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TenantShare:
     """One tenant's share beside its entitlement; ratios of the tier's served tokens."""
 
@@ -44,7 +44,7 @@ class TenantShare:
         return max(0.0, 1.0 - self.share / self.entitled)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fairness:
     """A tier's shares, largest first, and Jain's index over its backlogged tenants."""
 

@@ -19,7 +19,8 @@ from operator import attrgetter
 
 from fleet.fairflows import LARGEST_DEBT_TOKENS, Lane
 from fleet.fairness import jain_index
-from fleet.offers import Ticket, TierQueue
+from fleet.gate_snapshot import TierQueue
+from fleet.offers import Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.tierstate import TierState
 

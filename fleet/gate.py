@@ -25,6 +25,7 @@ from fleet.accounts import Accounts
 from fleet.backlog import Backlog
 from fleet.budget import NodeBudget
 from fleet.entry import NOTHING, Entry
+from fleet.gate_snapshot import GateSnapshot
 from fleet.limiters import Limiter, Mode
 from fleet.lines import Lines
 from fleet.messages import Assignment
@@ -33,7 +34,6 @@ from fleet.offers import (
     Dispatch,
     Event,
     Evicted,
-    GateSnapshot,
     Holding,
     Lease,
     Limit,

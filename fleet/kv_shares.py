@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from fleet.gate_snapshot import GateSnapshot
 from fleet.messages import Assignment, QuotaShare, QuotaUse
-from fleet.offers import GateSnapshot
 from fleet.quota_shares import NOTHING, Counted
 
 #: The name of the share among tenants' shares. No tenant's: those have no slash.

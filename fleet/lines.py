@@ -98,9 +98,9 @@ class Lines:
         for pool in pools.values():
             pool.waiting = 0
         for line in self:
-            line.pool = pool = pools.get((placed_as(line.model.name, bound), line.tier))
-            if pool is not None:
-                pool.waiting += line.requests
+            line.pool = found = pools.get((placed_as(line.model.name, bound), line.tier))
+            if found is not None:
+                found.waiting += line.requests
         self._models = {
             name: model for name, model in self._models.items() if model.requests or name in served
         }

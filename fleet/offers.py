@@ -7,7 +7,6 @@ that returns something else than what was booked, and a refusal without a reason
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,26 +20,67 @@ if TYPE_CHECKING:
     from fleet.lines import Line
 
 
-@dataclass(slots=True)
 class Request:
     """One request at the door, already authenticated.
 
-    Like all that is made once for each request it is not frozen: that would take three times as long.
+    Like all that is made once for each request it is a plain class and not frozen: a frozen one takes
+    three times as long to make, and mypyc compiles no dataclass with slots.
     """
 
-    request_id: str
-    tenant: str  # from the credential, never from a header the caller can set
-    tier: Tier | None  # None: the tenant's own tier
-    model: str
-    endpoint: str  # "chat", "completions", "embeddings", "responses"
-    prompt_tokens: int  # estimate or exact, >= 0
-    max_tokens: int | None  # the client's bound on output; None: it did not say; 0: no output
-    prefix_key: str | None = None  # same key, same prompt prefix
-    avoid: tuple[str, ...] = ()  # nodes that failed this request before; used only if no other has room
-    choices: int = 1  # answers asked for in one call (n, best_of, several prompts), >= 1
+    __slots__ = (
+        "avoid",
+        "choices",
+        "endpoint",
+        "max_tokens",
+        "model",
+        "prefix_key",
+        "prompt_tokens",
+        "request_id",
+        "tenant",
+        "tier",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        tenant: str,
+        tier: Tier | None,
+        model: str,
+        endpoint: str,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        prefix_key: str | None = None,
+        avoid: tuple[str, ...] = (),
+        choices: int = 1,
+    ) -> None:
+        self.request_id = request_id
+        self.tenant = tenant  # from the credential, never from a header the caller can set
+        self.tier = tier  # None: the tenant's own tier
+        self.model = model
+        self.endpoint = endpoint  # "chat", "completions", "embeddings", "responses"
+        self.prompt_tokens = prompt_tokens  # estimate or exact, >= 0
+        self.max_tokens = max_tokens  # the client's bound on output; None: it did not say; 0: no output
+        self.prefix_key = prefix_key  # same key, same prompt prefix
+        self.avoid = avoid  # nodes that failed it before; used only if no other has room
+        self.choices = choices  # answers asked for in one call (n, best_of, several prompts), >= 1
+
+    def asked_as(self, request_id: str, tenant: str, tier: Tier | None) -> Request:
+        """Return the same request under another number, asked by another tenant."""
+        return Request(
+            request_id,
+            tenant,
+            tier,
+            self.model,
+            self.endpoint,
+            self.prompt_tokens,
+            self.max_tokens,
+            self.prefix_key,
+            self.avoid,
+            self.choices,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeState:
     """What one node said at its last poll."""
 
@@ -55,46 +95,119 @@ class NodeState:
     most_requests: int | None = None  # of ours at once, while it is on trial; None: as many as fit
 
 
-@dataclass(frozen=True, slots=True)
 class Holding:
     """What a request holds at a random moment of its time in an engine."""
 
-    tokens: int  # mean, rounded up
-    variance: float  # tokens squared
+    __slots__ = ("tokens", "variance")
+
+    def __init__(self, tokens: int, variance: float) -> None:
+        self.tokens = tokens  # mean, rounded up
+        self.variance = variance  # tokens squared
 
 
-@dataclass(slots=True, eq=False)
 class Ticket:
     """What a request is taken to need, and its place. It ends in one `Dispatch`, `Started`, `Evicted`,
     `Refused` or `Gate.cancel`."""
 
-    ticket_id: int
-    request: Request
-    holder: Account  # whose quota it counts against
-    line: Line  # where requests of its model and tier stand
-    tier: Tier  # it is served in; may differ from the one asked for (over budget)
-    size_class: str | None
-    weight: int  # its tenant's, when it came
-    prompt_tokens: int
-    output_tokens: int
-    tokens: int  # what will be booked: prompt + reserved output
-    room_tokens: int  # the room it needs on a node: `tokens`, or what it holds on average
-    output_basis: str  # what `output_tokens` comes from
-    arrived_at_s: float
-    deadline_s: float  # evicted when it has not started by then
-    key: float  # order inside its flow; smaller starts first
-    is_waiting: bool = True
-    is_parked: bool = False  # it was next and did not fit; others may pass it, within bounds
-    is_ghost: bool = False  # a limit of its tenant in shadow let it through
-    is_charged: bool = True  # to the tenant's rate
-    passed_tokens: int = 0  # started past it, since it was parked, on nodes that serve its model
-    would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
-    ahead_requests: int | None = None  # in its tier's queue when it joined; None: it did not
-    ahead_tokens: int = 0
-    expected_wait_s: float | None = None  # at that moment; None: drain rate not known
-    held: Holding | None = None  # what it holds on average, under overbooking
-    flow: Flow | None = None  # where it waits
-    requeues: int = 0  # times it was started and taken back
+    __slots__ = (
+        "ahead_requests",
+        "ahead_tokens",
+        "arrived_at_s",
+        "deadline_s",
+        "expected_wait_s",
+        "flow",
+        "held",
+        "holder",
+        "is_charged",
+        "is_ghost",
+        "is_parked",
+        "is_waiting",
+        "key",
+        "line",
+        "output_basis",
+        "output_tokens",
+        "passed_tokens",
+        "prompt_tokens",
+        "request",
+        "requeues",
+        "room_tokens",
+        "size_class",
+        "ticket_id",
+        "tier",
+        "tokens",
+        "weight",
+        "would_refuse",
+    )
+
+    def __init__(
+        self,
+        ticket_id: int,
+        request: Request,
+        holder: Account,
+        line: Line,
+        tier: Tier,
+        size_class: str | None,
+        weight: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        tokens: int,
+        output_basis: str,
+        arrived_at_s: float,
+        deadline_s: float,
+        key: float,
+    ) -> None:
+        self.ticket_id = ticket_id
+        self.request = request
+        self.holder = holder  # whose quota it counts against
+        self.line = line  # where requests of its model and tier stand
+        self.tier = tier  # it is served in; may differ from the one asked for (over budget)
+        self.size_class = size_class
+        self.weight = weight  # its tenant's, when it came
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.tokens = tokens  # what will be booked: prompt + reserved output
+        self.room_tokens = tokens  # the room it needs on a node: `tokens`, or what it holds on average
+        self.output_basis = output_basis  # what `output_tokens` comes from
+        self.arrived_at_s = arrived_at_s
+        self.deadline_s = deadline_s  # evicted when it has not started by then
+        self.key = key  # order inside its flow; smaller starts first
+        self.is_waiting = True
+        self.is_parked = False  # it was next and did not fit; others may pass it, within bounds
+        self.is_ghost = False  # a limit of its tenant in shadow let it through
+        self.is_charged = True  # to the tenant's rate
+        self.passed_tokens = 0  # started past it, since it was parked, on nodes that serve its model
+        self.would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
+        self.ahead_requests: int | None = None  # in its tier's queue when it joined; None: it did not
+        self.ahead_tokens = 0
+        self.expected_wait_s: float | None = None  # at that moment; None: drain rate not known
+        self.held: Holding | None = None  # what it holds on average, under overbooking
+        self.flow: Flow | None = None  # where it waits
+        self.requeues = 0  # times it was started and taken back
+
+    def again(self, ticket_id: int, now_s: float) -> Ticket:
+        """Return the ticket of its request, which was started and waits again with its whole timeout."""
+        ticket = Ticket(
+            ticket_id,
+            self.request,
+            self.holder,
+            self.line,
+            self.tier,
+            self.size_class,
+            self.weight,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.tokens,
+            self.output_basis,
+            now_s,
+            now_s + (self.deadline_s - self.arrived_at_s),
+            self.key,
+        )
+        ticket.room_tokens, ticket.held = self.room_tokens, self.held
+        ticket.is_ghost, ticket.is_charged = self.is_ghost, self.is_charged
+        ticket.would_refuse, ticket.requeues = self.would_refuse, self.requeues + 1
+        ticket.ahead_requests, ticket.ahead_tokens = self.ahead_requests, self.ahead_tokens
+        ticket.expected_wait_s = self.expected_wait_s
+        return ticket
 
     @property
     def account(self) -> str:
@@ -102,21 +215,47 @@ class Ticket:
         return self.holder.name
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
     """Tokens held on a node from dispatch to the end. Only `Gate.release` closes it, once."""
 
-    ticket: Ticket  # what it was admitted by; the lease may grow, the ticket does not
-    book: NodeBudget
-    output_tokens: int  # reserved output
-    tokens: int  # what is booked: prompt + reserved output
-    queued_s: float  # time spent in the queue
-    opened_at_s: float
-    rule: str  # by which the node was chosen
-    candidates: int  # nodes that had room
-    room_tokens: int  # left on the node after it
-    held: Holding | None  # booked on the node when not all that is reserved (overbooking)
-    is_open: bool = True
+    __slots__ = (
+        "book",
+        "candidates",
+        "held",
+        "is_open",
+        "opened_at_s",
+        "output_tokens",
+        "queued_s",
+        "room_tokens",
+        "rule",
+        "ticket",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        book: NodeBudget,
+        output_tokens: int,
+        tokens: int,
+        queued_s: float,
+        opened_at_s: float,
+        rule: str,
+        candidates: int,
+        room_tokens: int,
+        held: Holding | None,
+    ) -> None:
+        self.ticket = ticket  # what it was admitted by; the lease may grow, the ticket does not
+        self.book = book
+        self.output_tokens = output_tokens  # reserved output
+        self.tokens = tokens  # what is booked: prompt + reserved output
+        self.queued_s = queued_s  # time spent in the queue
+        self.opened_at_s = opened_at_s
+        self.rule = rule  # by which the node was chosen
+        self.candidates = candidates  # nodes that had room
+        self.room_tokens = room_tokens  # left on the node after it
+        self.held = held  # booked on the node when not all that is reserved (overbooking)
+        self.is_open = True
 
     @property
     def lease_id(self) -> int:
@@ -164,7 +303,7 @@ class Lease:
         return self.ticket.is_ghost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limit:
     """The limit a refusal ran into, for headers and the error body."""
 
@@ -176,22 +315,28 @@ class Limit:
     left: int | None = None  # of a rate: what its bucket holds now, negative in debt; None: quota - used
 
 
-@dataclass(slots=True)
 class Dispatch:
     """Send it to `node` now; close `lease` when it has ended, however it ended."""
 
-    node: str
-    lease: Lease
+    __slots__ = ("lease", "node")
+    __match_args__ = ("node", "lease")
+
+    def __init__(self, node: str, lease: Lease) -> None:
+        self.node = node
+        self.lease = lease
 
 
-@dataclass(slots=True)
 class Queued:
     """It waits. `Gate.poll` says when it starts or is evicted."""
 
-    ticket: Ticket
+    __slots__ = ("ticket",)
+    __match_args__ = ("ticket",)
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Refused:
     """It was refused at the door and used nothing."""
 
@@ -206,16 +351,18 @@ class Refused:
 Decision = Dispatch | Queued | Refused
 
 
-@dataclass(slots=True)
 class Started:
     """A queued request goes to `node` now."""
 
-    ticket: Ticket
-    node: str
-    lease: Lease
+    __slots__ = ("lease", "node", "ticket")
+
+    def __init__(self, ticket: Ticket, node: str, lease: Lease) -> None:
+        self.ticket = ticket
+        self.node = node
+        self.lease = lease
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evicted:
     """A queued request leaves without service and used nothing."""
 
@@ -227,57 +374,3 @@ class Evicted:
 
 
 Event = Started | Evicted
-
-
-@dataclass(frozen=True, slots=True)
-class TierQueue:
-    """One tier's queue now."""
-
-    requests: int
-    tokens: int
-    oldest_wait_s: float  # 0 when empty
-
-
-@dataclass(frozen=True, slots=True)
-class TenantUse:
-    """What one tenant holds now: running and queued."""
-
-    requests: int
-    tokens: int
-    queued_requests: int
-    rate_tokens_left: int  # in the rate bucket; negative: in debt
-    over_by_tokens: int  # held above the quota after a cut; 0 normally
-    over_by_requests: int = 0  # the same in requests
-
-
-@dataclass(frozen=True, slots=True)
-class NodeUse:
-    """What this gate holds on one node, and whether the node takes more."""
-
-    requests: int
-    tokens: int
-    budget_tokens: int | None  # None: capacity is not known
-    closed_because: str | None  # None: open
-    expected_tokens: int = 0  # held on average by what runs; under overbooking less than `tokens`
-    measured_tokens: int | None = None  # KV tokens in use, all gateways' and others'; None: not known
-    is_overbooked: bool = False  # room is measured by `expected_tokens`
-
-
-@dataclass(frozen=True, slots=True)
-class GateSnapshot:
-    """The gate at one moment. In-flight figures are sums over open leases."""
-
-    is_ready: bool
-    in_flight_requests: int
-    in_flight_tokens: int
-    in_flight_tokens_by_tier: Mapping[Tier, int]
-    queues: Mapping[Tier, TierQueue]
-    dispatched_tokens_by_tier: Mapping[Tier, int]  # since the gate was made
-    longest_wait_s_by_tier: Mapping[Tier, float]  # longest wait of any started request
-    tenants: Mapping[str, TenantUse]
-    nodes: Mapping[str, NodeUse]
-    oldest_lease_age_s: float  # 0 when none is open
-    most_passed_ratio_by_tier: Mapping[Tier, float]  # of a started request's own tokens; at most 1
-    most_ahead_ratio_by_tier: Mapping[Tier, float]  # of other tiers past one that waited, to its bound
-    jain_by_tier: Mapping[Tier, float | None]  # of backlogged tenants; None: fewer than two
-    queue_timeout_s_by_tier: Mapping[Tier, float]  # nothing waits longer; empty before an assignment

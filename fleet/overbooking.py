@@ -21,7 +21,7 @@ from fleet.offers import Holding, NodeState
 BACK_OFF_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Overbooking:
     """How far the policy lets bookings go beyond the budget."""
 

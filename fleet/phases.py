@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fleet.budget import NodeBudget
 from fleet.offers import Refused
@@ -20,16 +19,18 @@ from fleet.pool_names import prefill_of
 from fleet.refusals import Refusals
 
 
-@dataclass(slots=True, eq=False)
 class Phase:
     """One prompt's wait for a prefill node, and its room there. `Phases.end` ends both, once."""
 
-    model: str
-    tier: Tier
-    tokens: int
-    avoid: tuple[str, ...]  # nodes that had it already
-    node: str | None = None  # None: it waits
-    is_open: bool = True
+    __slots__ = ("avoid", "is_open", "model", "node", "tier", "tokens")
+
+    def __init__(self, model: str, tier: Tier, tokens: int, avoid: tuple[str, ...]) -> None:
+        self.model = model
+        self.tier = tier
+        self.tokens = tokens
+        self.avoid = avoid  # nodes that had it already
+        self.node: str | None = None  # None: it waits
+        self.is_open = True
 
 
 class Phases:

@@ -29,7 +29,7 @@ BY_RECALL = "room taken back from requests that had not begun to answer"
 MAX_TAKEN_BACK = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Requeued:
     """A started request waits again: `lease` is closed, stop its engine; `ticket` is its place now."""
 
@@ -107,8 +107,8 @@ class Recalls:
                 chosen = book, leases
         if chosen is None:
             return None
-        book, leases = chosen
-        for lease in leases:
+        book, taken = chosen
+        for lease in taken:
             self._take_back(lease, book, now_s)
         self._placement.rule, self._placement.candidates = BY_RECALL, 1
         return book

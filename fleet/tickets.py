@@ -8,7 +8,6 @@ all there is when the client did not say, for an answer that is usually short.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from fleet.accounts import Account
 from fleet.lengths import LengthSketch
@@ -101,7 +100,6 @@ class Tickets:
             prompt_tokens,
             output_tokens,
             tokens,
-            tokens,
             basis,
             now_s,
             now_s + self.timeouts_s[tier],
@@ -118,17 +116,7 @@ class Tickets:
     def again(self, lease: Lease, now_s: float) -> Ticket:
         """Return the ticket of a started request that waits again, at its old place in its flow."""
         self._next_id += 1
-        ticket = lease.ticket
-        return replace(
-            ticket,
-            ticket_id=self._next_id,
-            arrived_at_s=now_s,
-            deadline_s=now_s + (ticket.deadline_s - ticket.arrived_at_s),
-            is_waiting=True,
-            is_parked=False,
-            passed_tokens=0,
-            requeues=ticket.requeues + 1,
-        )
+        return lease.ticket.again(self._next_id, now_s)
 
     def _overbook(self, ticket: Ticket) -> None:
         """Set what the ticket holds on average; nothing changes while its endpoint has no history.

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
+from fleet.gate_snapshot import GateSnapshot, NodeUse
 from fleet.kv_shares import KV_ROOM, PARTS, lent_ratio, parts_of, room_use
-from fleet.offers import GateSnapshot, NodeUse
 from tests.quota_fleet import PlayedFleet, PlayedGateway
 
 WHOLE = 1_000_000

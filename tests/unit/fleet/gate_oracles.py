@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from fleet.accounts import Account
 from fleet.budget import STALE_AFTER_S
 from fleet.gate import Lease, Ticket
-from fleet.offers import GateSnapshot
+from fleet.gate_snapshot import GateSnapshot
 from fleet.outcomes import TIERS, Tier
 
 
