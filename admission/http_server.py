@@ -11,11 +11,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
 
 import httptools
 
-from admission.inbound import HeaderList, Inbound, whole_answer
+from admission.inbound import HeaderList, Inbound
+from admission.request_lines import (
+    BAD,
+    CODED,
+    FAULT,
+    LEAVING,
+    SLOW,
+    Refusal,
+    is_coded,
+    other_version,
+    refusal_bytes,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from admission.clients import Listener
@@ -23,19 +34,15 @@ if TYPE_CHECKING:
 #: A client that was answered before it had sent all gets so long to read that; then it is cut.
 LINGER_S = 2.0
 _NEVER = float("inf")
-_Refusal = tuple[int, bytes]
-_BAD: _Refusal = (400, b"this is not a request that can be read")
-_SLOW: _Refusal = (408, b"the request came too slowly")
-_LEAVING: _Refusal = (503, b"the gateway is shutting down")
-_FAULT: _Refusal = (500, b"the gateway failed")
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """Parses heads and bodies, runs one handler at a time, answers in the order of the requests."""
 
     __slots__ = (
-        "_address", "_bare", "_body_until_s", "_current", "_drain", "_has_begun", "_has_served", "_headers",
-        "_is_body_held", "_is_deaf", "_is_held", "_limits", "_listener", "_loop", "_parser", "_queue",
+        "_address", "_bare", "_begun", "_body_until_s", "_current", "_drain", "_has_begun", "_has_served",
+        "_headers", "_is_body_held", "_is_deaf", "_is_held", "_limits", "_listener", "_loop", "_now",
+        "_parser", "_queue",
         "_read_due_s", "_reading", "_refusal", "_transport", "_url", "_write_due_s", "due_s", "is_writable",
         "port",
     )  # fmt: skip
@@ -46,12 +53,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._address, self.port = "", 0
         self._url: bytes = b""
+        self._now = self._begun = b""  # what came last; what came before it of a head that is not whole
         self._headers: HeaderList = []
         self._reading: Inbound | None = None  # its body is coming
         self._current: Inbound | None = None  # its handler runs
         self._queue = deque[Inbound]()  # read, not handled yet
         self._drain: asyncio.Future[None] | None = None
-        self._refusal: _Refusal | None = None  # what is said last, after the answers that are due
+        self._refusal: Refusal | None = None  # what is said last, after the answers that are due
         self._bare = 0  # bytes in a row that are not of a body
         self._has_begun = self._has_served = False  # a head; a request
         self._is_held = self._is_body_held = False  # nothing is read now; because of a body
@@ -89,6 +97,7 @@ class Connection(asyncio.Protocol):
         if self._is_deaf:
             return
         self._bare += len(data)
+        self._now = data
         reading = self._reading
         if not self._has_begun:
             self._has_begun, self._read_due_s = True, _NEVER
@@ -99,7 +108,7 @@ class Connection(asyncio.Protocol):
                 self._end_input()  # no other protocol is spoken here; what follows is of that other one
         except httptools.HttpParserError:
             if not self._end_input():
-                self._refusal = self._refusal or _BAD
+                self._refusal = self._refusal or BAD
         if self._refusal is None and self._bare > self._limits.header_bytes:
             self._refusal = (431, b"headers are too large")
         if self._refusal is not None:
@@ -121,8 +130,10 @@ class Connection(asyncio.Protocol):
             self._wait_until(min(now_s + self._limits.body_idle_s, self._body_until_s))
         elif not self._has_begun:
             self._wait_until(_NEVER)
-        elif self._read_due_s == _NEVER:  # else it runs already: a head has one deadline from its begin
-            self._wait_until(self._loop.time() + self._limits.header_deadline_s)
+        else:
+            self._begun += self._now
+            if self._read_due_s == _NEVER:  # else it runs already: a head has one deadline from its begin
+                self._wait_until(self._loop.time() + self._limits.header_deadline_s)
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -161,14 +172,21 @@ class Connection(asyncio.Protocol):
         if len(headers) > self._limits.header_count or size > self._limits.header_bytes:
             self._refusal = (431, b"headers are too many or too large")
             return
-        target = _target(self._url)
+        target = target_of(self._url)
         if target is None:
-            self._refusal = _BAD
+            self._refusal = BAD
             return
         request = Inbound(self, parser.get_method().decode("ascii"), *target, headers)
         is_kept = parser.should_keep_alive()
-        if (not is_kept or b"connection" in request.names) and parser.get_http_version() < "1.1":
+        # Only HTTP/1.1 is kept without a word about it.
+        if (not is_kept or b"connection" in request.names) and parser.get_http_version() != "1.1":
+            self._refusal = other_version(parser.get_http_version(), self._url, self._begun + self._now)
             request.is_old, is_kept = True, False
+        if b"transfer-encoding" in request.names and is_coded(headers):
+            self._refusal = self._refusal or CODED
+        self._begun = b""
+        if self._refusal is not None:
+            return
         request.is_last = not is_kept
         request.keeps_alive = is_kept and not self._listener.is_leaving
         self._reading = request
@@ -198,7 +216,7 @@ class Connection(asyncio.Protocol):
                 request = self._current = self._queue.popleft()
                 request.task = self._loop.create_task(self._serve(request))
             elif self._refusal is not None:
-                self.send(_refusal_bytes(self._refusal))
+                self.send(refusal_bytes(self._refusal))
                 self._close(is_read_out=False)
             elif self._is_deaf:
                 self._close(is_read_out=True)
@@ -208,11 +226,11 @@ class Connection(asyncio.Protocol):
             self._steer()
 
     async def _serve(self, request: Inbound) -> None:
-        told = _FAULT
+        told = FAULT
         try:
             await self._listener.handler(request)
         except asyncio.CancelledError:
-            told = _LEAVING  # the process ends and does not wait for the rest of its body
+            told = LEAVING  # the process ends and does not wait for the rest of its body
             raise
         finally:
             if not request.has_ended and not request.has_left:
@@ -242,7 +260,7 @@ class Connection(asyncio.Protocol):
         self._is_deaf = not last.keeps_alive
         return self._is_deaf
 
-    def _fail(self, refusal: _Refusal) -> None:
+    def _fail(self, refusal: Refusal) -> None:
         """Take nothing more; answer what was whole before, say why, and close."""
         self._refusal, self._is_deaf = refusal, True
         self._wait_until(_NEVER)
@@ -318,7 +336,7 @@ class Connection(asyncio.Protocol):
         elif self._has_served and not self._has_begun and self._reading is None:
             self._close(is_read_out=True)  # idle long enough
         else:
-            self._fail(_SLOW)
+            self._fail(SLOW)
 
     def _close(self, *, is_read_out: bool) -> None:
         """Close; a client that still sends gets a while to read the answer first."""
@@ -358,26 +376,3 @@ class Connection(asyncio.Protocol):
         self._wait_until(_NEVER)
         if self._transport is not None:
             self._transport.abort()
-
-
-def _target(url: bytes) -> tuple[str, bytes] | None:
-    """Return path (percent-decoded) and query of a request target; None when it has none."""
-    path, _, query = url.partition(b"?")
-    if not path.startswith(b"/") or b"#" in url:
-        try:
-            parsed = httptools.parse_url(url)
-        except httptools.HttpParserInvalidURLError:
-            return None
-        path, query = parsed.path or b"", parsed.query or b""
-    if not path or not path.isascii():
-        return None
-    text = path.decode("ascii")
-    return (unquote(text) if "%" in text else text), query
-
-
-def _refusal_bytes(refusal: _Refusal) -> bytes:
-    """Return an answer of the listener's own."""
-    status, reason = refusal
-    kind = b"server_error" if status >= 500 else b"invalid_request_error"
-    body = b'{"error":{"message":"%s","type":"%s","code":null,"param":null}}' % (reason, kind)
-    return whole_answer(status, [b"content-type: application/json\r\n", b"connection: close\r\n"], body)

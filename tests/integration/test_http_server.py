@@ -120,6 +120,7 @@ class Model:
 
     def __init__(self, data: bytes) -> None:
         self.whole, self.is_between, self.is_broken, self.is_last = 0, True, False, False
+        self.is_foreign = False  # of another version than 1.0 and 1.1, which uvicorn passes over
         self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(data)
@@ -132,7 +133,9 @@ class Model:
         self.is_between = False
 
     def on_headers_complete(self) -> None:
-        is_kept = self._parser.should_keep_alive() and self._parser.get_http_version() >= "1.1"
+        version = self._parser.get_http_version()
+        self.is_foreign = self.is_foreign or version not in ("1.0", "1.1")
+        is_kept = self._parser.should_keep_alive() and version >= "1.1"
         self.is_last = self.is_last or not is_kept
 
     def on_message_complete(self) -> None:
@@ -268,6 +271,41 @@ def test_answers_that_are_due_come_before_a_refusal(tmp_path: Path) -> None:
     run(story)
 
 
+#: Heads of another version, protocol or coding (RFC 9112, 2.3 and 6.1), and the status each gets.
+FOREIGN = {
+    b"POST /a HTTP/2.0\r\nHost: g\r\nContent-Length: 3\r\n\r\nabc": 505,
+    b"POST /a HTTP/2.0\r\nHost: g\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc": 505,
+    b"GET /a HTTP/0.9\r\n\r\n": 505,
+    b"GET /a\r\n\r\n": 505,
+    b"POST /a RTSP/1.0\r\nHost: g\r\nContent-Length: 3\r\n\r\nabc": 400,
+    b"GET /a RTSP/1.0\r\nHost: g\r\nConnection: keep-alive\r\n\r\n": 400,
+    b"SOURCE /a ICE/1.0\r\nHost: g\r\n\r\n": 400,
+    b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n": 501,
+    b"POST /a HTTP/1.1\r\nTransfer-Encoding: x\r\ntransfer-encoding: Chunked\r\n\r\n0\r\n\r\n": 501,
+    b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc": 400,  # where it ends is not known
+    b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n": 400,
+}
+
+
+def test_other_versions_protocols_and_codings_are_refused_by_their_names_and_end_the_connection(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with ours(tmp_path) as port:
+            for message, status in FOREIGN.items():
+                head = message.index(b"\r\n\r\n")
+                for at in (*range(1, head, 5), len(message)):  # whole, and its head in two
+                    answers = await talk(port, SOUND["post"] + message[:at], message[at:] + LAST)
+                    assert [answer[0] for answer in answers] == [200, status], (message, at)
+            # what only reads like them is served
+            plain = b"POST /a HTTP/1.1\r\nTransfer-Encoding: , CHUNKED\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+            old = post(b"/a", b"GET /b RTSP/1.0").replace(b"HTTP/1.1", b"HTTP/1.0")
+            for message in (plain + LAST, old):
+                assert {status for status, _ in await talk(port, message)} == {200}
+
+    run(story)
+
+
 def mutated(rng: random.Random) -> bytes:
     message = bytearray(rng.choice([*SOUND.values()]))[:2_000]
     for _ in range(rng.randint(1, 3)):
@@ -301,7 +339,9 @@ def test_mutated_requests_end_as_the_parser_says_and_as_behind_uvicorn(tmp_path:
                 if not model.is_broken and not (model.is_between and model.is_last):
                     continue  # both would wait for more
                 mine, theirs = await talk(port, said), await talk(other, said)
-                if model.is_broken:
+                if model.is_foreign:
+                    assert [status for status, _ in mine][-1:] in ([400], [505]), said
+                elif model.is_broken:
                     counts["broken"] += 1
                     # one 400, at the end; a target that cannot be read ends it earlier
                     assert [status for status, _ in mine][-1:] == [400], said

@@ -1,0 +1,65 @@
+"""The first lines of a client's request: the target, the version, the coding of its body; what is refused.
+
+Prevents: a request of another protocol, or coded in a way nobody here decodes, served as if it were a plain
+one of HTTP/1.1.
+Source: RFC 9112, 2.3, 3.2 and 6.1; RFC 9110, 15.6.2 and 15.6.6.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import httptools
+
+from admission.inbound import HeaderList, whole_answer
+
+Refusal = tuple[int, bytes]
+BAD: Refusal = (400, b"this is not a request that can be read")
+SLOW: Refusal = (408, b"the request came too slowly")
+LEAVING: Refusal = (503, b"the gateway is shutting down")
+FAULT: Refusal = (500, b"the gateway failed")
+CODED: Refusal = (501, b"no transfer coding but chunked is understood")
+VERSION: Refusal = (505, b"HTTP/1.1 and HTTP/1.0 are spoken here")
+
+
+def other_version(version: str, url: bytes, came: bytes) -> Refusal | None:
+    """Return the refusal of a request line that is not HTTP/1.1; None: it is HTTP/1.0.
+
+    `came` holds that line. The parser reads those of RTSP and Icecast, too, and does not tell.
+    """
+    if any(url + name in came for name in (b" RTSP/", b" ICE/")):
+        return BAD
+    return None if version == "1.0" else VERSION
+
+
+def is_coded(headers: HeaderList) -> bool:
+    """Say whether a body that is chunked last was coded before. Source: RFC 9112, 6.1.
+
+    Where chunked is not last the parser refuses it: its end is not known.
+    """
+    said = b",".join(value for name, value in headers if name == b"transfer-encoding").lower().split(b",")
+    codings = [one.strip() for one in said if one.strip()]
+    return len(codings) > 1 and codings[-1] == b"chunked"
+
+
+def target_of(url: bytes) -> tuple[str, bytes] | None:
+    """Return path (percent-decoded) and query of a request target; None when it has none."""
+    path, _, query = url.partition(b"?")
+    if not path.startswith(b"/") or b"#" in url:
+        try:
+            parsed = httptools.parse_url(url)
+        except httptools.HttpParserInvalidURLError:
+            return None
+        path, query = parsed.path or b"", parsed.query or b""
+    if not path or not path.isascii():
+        return None
+    text = path.decode("ascii")
+    return (unquote(text) if "%" in text else text), query
+
+
+def refusal_bytes(refusal: Refusal) -> bytes:
+    """Return an answer of the listener's own."""
+    status, reason = refusal
+    kind = b"server_error" if status >= 500 else b"invalid_request_error"
+    body = b'{"error":{"message":"%s","type":"%s","code":null,"param":null}}' % (reason, kind)
+    return whole_answer(status, [b"content-type: application/json\r\n", b"connection: close\r\n"], body)
