@@ -8,7 +8,6 @@ and when to come back; and an engine's address or a traceback in an answer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -24,14 +23,22 @@ _LIMIT_HEADERS = {"tokens_per_minute": b"tokens", "in_flight_tokens": b"tokens-i
 _RATE_LIMITED = frozenset(outcome for outcome, status in HTTP_STATUS.items() if status == 429)
 
 
-@dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer."""
 
-    status: int
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    content_type: bytes = JSON_TYPE
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = JSON_TYPE,
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+        self.content_type = content_type
 
 
 def send_answer(

@@ -52,8 +52,7 @@ class Attempts:
                 return self._failed(passage, had[decision.node])
             passage.dispatched(decision)
             try:
-                async with room.recalls.guard(decision.lease):
-                    return await self._attempt(passage, decision, exchange)
+                return await self._guarded(passage, decision, exchange)
             except Recalled as exc:
                 passage.taken_back(str(exc))
                 decision = await room.wait_again(exc)
@@ -75,6 +74,15 @@ class Attempts:
         asked = self._request(passage, avoid)
         passage.entry.prompt_tokens = asked.prompt_tokens
         return await self._state.room.admit(asked)
+
+    def _guarded(
+        self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith
+    ) -> Awaitable[Answer | None]:
+        """Attempt it, stopped where its room is taken back (Recalled)."""
+        recalls = self._state.room.recalls
+        if recalls.is_safe(dispatch.lease):
+            return self._attempt(passage, dispatch, exchange)
+        return recalls.guarded(dispatch.lease, lambda: self._attempt(passage, dispatch, exchange))
 
     async def _attempt(self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith) -> Answer | None:
         refused = await self._link.prefills.run(passage, dispatch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -51,30 +50,55 @@ _QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _COUNTED_KEYS}
 _PLAIN_ESCAPED = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")  # _ and a to z
 
 
-@dataclass(slots=True)  # not frozen: that would double the time of making one
 class Prompt:
     """The size of what goes in."""
 
-    text_bytes: int = 0
-    exact_tokens: int = 0  # token ids given by the client
-    extra_tokens: int = 0  # images, one message's frame each
-    count: int = 1  # prompts in one call
-    start: str = ""  # for prefix affinity
+    __slots__ = ("count", "exact_tokens", "extra_tokens", "start", "text_bytes")
+
+    def __init__(
+        self,
+        text_bytes: int = 0,
+        exact_tokens: int = 0,
+        extra_tokens: int = 0,
+        count: int = 1,
+        start: str = "",
+    ) -> None:
+        self.text_bytes = text_bytes
+        self.exact_tokens = exact_tokens  # token ids given by the client
+        self.extra_tokens = extra_tokens  # images, one message's frame each
+        self.count = count  # prompts in one call
+        self.start = start  # for prefix affinity
 
 
-@dataclass(slots=True)
 class Call:
     """One parsed call. Nobody changes it."""
 
-    endpoint: str
-    model: str
-    is_stream: bool
-    wants_usage: bool  # the client asked for the usage chunk itself
-    prompt: Prompt
-    max_tokens: int | None  # over all choices and prompts; None: the client did not say
-    choices: int  # answers over all prompts
-    raw: bytes
-    document: Mapping[str, Any]
+    __slots__ = (
+        "choices", "document", "endpoint", "is_stream", "max_tokens", "model", "prompt", "raw",
+        "wants_usage",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        endpoint: str,
+        model: str,
+        is_stream: bool,
+        wants_usage: bool,
+        prompt: Prompt,
+        max_tokens: int | None,
+        choices: int,
+        raw: bytes,
+        document: dict[str, Any],
+    ) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self.is_stream = is_stream
+        self.wants_usage = wants_usage  # the client asked for the usage chunk itself
+        self.prompt = prompt
+        self.max_tokens = max_tokens  # over all choices and prompts; None: the client did not say
+        self.choices = choices  # answers over all prompts
+        self.raw = raw
+        self.document = document
 
     @property
     def hides_usage(self) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from typing import cast
 
 from admission.http_server import Connection
 from admission.inbound import Inbound
@@ -37,7 +38,8 @@ class Listener:
 
     def connection(self) -> asyncio.Protocol:
         """Return what handles one new connection."""
-        return Connection(self, asyncio.get_running_loop())
+        made = Connection(self, asyncio.get_running_loop())
+        return cast("asyncio.Protocol", made)  # it has the methods; a base costs time
 
     def took(self, connection: Connection, address: str) -> bool:
         """Count a connection; False: there are too many, it must go."""

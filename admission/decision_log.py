@@ -9,53 +9,76 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from fleet import decision as told
+from fleet import decision as words
 from fleet.offers import Evicted, Lease, Limit, Refused, Ticket
 from fleet.outcomes import Outcome, Tier
 
 
-@dataclass(slots=True)
 class Attempt:
     """A node the request was sent to."""
 
-    lease: Lease
-    at_s: float
-    failure: str | None = None
+    __slots__ = ("at_s", "failure", "lease")
+
+    def __init__(self, lease: Lease, at_s: float) -> None:
+        self.lease = lease
+        self.at_s = at_s
+        self.failure: str | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
     """What is noted about one request while it passes."""
 
-    request_id: str
-    at_s: float
-    arrived_s: float
-    tenant: str
-    key_id: str
-    asked_tier: Tier | None
-    model: str
-    endpoint: str
-    revision: int | None
-    prompt_bytes: int
-    bytes_per_token: float
-    max_tokens: int | None
-    choices: int
-    prompt_tokens: int = 0
-    prompt_basis: str = ""  # who counted it; "": estimated
-    ticket: Ticket | None = None
-    left_queue_s: float | None = None
-    attempts: list[Attempt] = field(default_factory=list[Attempt])
-    outcome: Outcome | None = None
-    reason: str = ""
-    retry_after_s: int | None = None
-    limit: Limit | None = None
-    used_prompt: int = 0
-    used_output: int = 0
-    is_exact: bool = False
-    ttft_s: float | None = None
-    ended_s: float = 0.0
+    __slots__ = (
+        "arrived_s", "asked_tier", "at_s", "attempts", "bytes_per_token", "choices", "ended_s", "endpoint",
+        "is_exact", "key_id", "left_queue_s", "limit", "max_tokens", "model", "outcome", "prompt_basis",
+        "prompt_bytes", "prompt_tokens", "reason", "request_id", "retry_after_s", "revision", "tenant",
+        "ticket", "ttft_s", "used_output", "used_prompt",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        at_s: float,
+        arrived_s: float,
+        tenant: str,
+        key_id: str,
+        asked_tier: Tier | None,
+        model: str,
+        endpoint: str,
+        revision: int | None,
+        prompt_bytes: int,
+        bytes_per_token: float,
+        max_tokens: int | None,
+        choices: int,
+    ) -> None:
+        self.request_id = request_id
+        self.at_s = at_s
+        self.arrived_s = arrived_s
+        self.tenant = tenant
+        self.key_id = key_id
+        self.asked_tier = asked_tier
+        self.model = model
+        self.endpoint = endpoint
+        self.revision = revision
+        self.prompt_bytes = prompt_bytes
+        self.bytes_per_token = bytes_per_token
+        self.max_tokens = max_tokens
+        self.choices = choices
+        self.prompt_tokens = 0
+        self.prompt_basis = ""  # who counted it; "": estimated
+        self.ticket: Ticket | None = None
+        self.left_queue_s: float | None = None
+        self.attempts: list[Attempt] = []
+        self.outcome: Outcome | None = None
+        self.reason = ""
+        self.retry_after_s: int | None = None
+        self.limit: Limit | None = None
+        self.used_prompt = 0
+        self.used_output = 0
+        self.is_exact = False
+        self.ttft_s: float | None = None
+        self.ended_s = 0.0
 
     def refused(self, decision: Refused | Evicted) -> None:
         """Note why it got no node."""
@@ -76,10 +99,10 @@ class Entry:
         if self.attempts:
             self.attempts[-1].failure = why
 
-    def told(self, gateway: str, now_s: float) -> told.Decision:
+    def told(self, gateway: str, now_s: float) -> words.Decision:
         """Return the entry as it is handed out."""
         ticket = self.ticket
-        return told.Decision(
+        return words.Decision(
             gateway=gateway,
             revision=self.revision,
             request_id=self.request_id,
@@ -97,8 +120,8 @@ class Entry:
             ending=self._ending(),
         )
 
-    def _estimate(self, ticket: Ticket | None) -> told.Estimate:
-        return told.Estimate(
+    def _estimate(self, ticket: Ticket | None) -> words.Estimate:
+        return words.Estimate(
             prompt_tokens=self.prompt_tokens,
             prompt_bytes=self.prompt_bytes,
             bytes_per_token=self.bytes_per_token,
@@ -110,20 +133,20 @@ class Entry:
             size_class=None if ticket is None else ticket.size_class,
         )
 
-    def _wait(self, ticket: Ticket | None, now_s: float) -> told.Wait | None:
+    def _wait(self, ticket: Ticket | None, now_s: float) -> words.Wait | None:
         if ticket is None or ticket.ahead_requests is None:
             return None
         until_s = self.left_queue_s if self.left_queue_s is not None else self.ended_s or now_s
-        return told.Wait(
+        return words.Wait(
             ahead_requests=ticket.ahead_requests,
             ahead_tokens=ticket.ahead_tokens,
             expected_s=ticket.expected_wait_s,
             waited_s=max(0.0, until_s - ticket.arrived_at_s),
         )
 
-    def _attempt(self, one: Attempt) -> told.Attempt:
+    def _attempt(self, one: Attempt) -> words.Attempt:
         lease = one.lease
-        return told.Attempt(
+        return words.Attempt(
             node=lease.node,
             rule=lease.rule,
             candidates=lease.candidates,
@@ -132,17 +155,17 @@ class Entry:
             failure=one.failure,
         )
 
-    def _ending(self) -> told.Ending | None:
+    def _ending(self) -> words.Ending | None:
         if self.outcome is None:
             return None
         limit = self.limit
-        return told.Ending(
+        return words.Ending(
             outcome=self.outcome,
             reason=self.reason,
             retry_after_s=self.retry_after_s,
             limit=None
             if limit is None
-            else told.LimitMet(name=limit.name, quota=limit.quota, used=limit.used, needed=limit.needed),
+            else words.LimitMet(name=limit.name, quota=limit.quota, used=limit.used, needed=limit.needed),
             prompt_tokens=self.used_prompt,
             output_tokens=self.used_output,
             is_exact=self.is_exact,

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, islice
+from typing import Any
 
 from fleet.outcomes import Outcome
 
@@ -159,7 +160,7 @@ class Family:
         name: str,
         help_text: str,
         labels: tuple[str, ...],
-        values: Mapping[tuple[str, ...], float],
+        values: Mapping[Any, float],
         kind: str = "gauge",
     ) -> None:
         self.name = name

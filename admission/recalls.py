@@ -8,18 +8,17 @@ given away, and a place in the queue that outlives its request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from admission.metrics import Family, Flow
 from admission.upstream import NodeFailed
 from fleet.gate import Gate
 from fleet.offers import Event, Lease, Ticket
 
-_NOTHING: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,18 @@ class RecallBook:
         if bound is not None:
             bound.reschedule(asyncio.get_running_loop().time())
 
-    def guard(self, lease: Lease) -> AbstractAsyncContextManager[None]:
-        """Run the work under a lease in this: it raises Recalled where its room is taken back."""
-        is_plain = lease.is_open and not self._gate.recalls.is_recallable(lease)
-        return _NOTHING if is_plain else self._guard(lease)
+    def is_safe(self, lease: Lease) -> bool:
+        """Say whether nobody can take the lease's room back: its work needs no guard."""
+        return lease.is_open and not self._gate.recalls.is_recallable(lease)
 
-    @contextlib.asynccontextmanager
-    async def _guard(self, lease: Lease) -> AsyncGenerator[None]:
+    async def guarded(self, lease: Lease, work: Callable[[], Awaitable[Done]]) -> Done:
+        """Return what the work under a lease returns. Raises Recalled where its room is taken back."""
         bound = self._bounds[lease.lease_id] = asyncio.timeout(None)
         try:
             async with bound:
                 if lease.lease_id in self._places:  # before its task came to run
                     raise TooLate
-                yield
+                return await work()
         except (TimeoutError, NodeFailed, TooLate) as exc:
             place = self._places.pop(lease.lease_id, None)
             if place is None:

@@ -9,7 +9,6 @@ off taken for a finished one. Source: HTML standard, "Server-sent events" (but f
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -21,13 +20,21 @@ _BLANK_LINE = re.compile(
 _MAX_TOKENS = 2**31  # more than any request can hold: who counts that much is not believed
 
 
-@dataclass(frozen=True, slots=True)
 class Usage:
     """What the engine counted for one request."""
 
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int | None
+    __slots__ = ("cached_tokens", "output_tokens", "prompt_tokens")
+
+    def __init__(self, prompt_tokens: int, output_tokens: int, cached_tokens: int | None) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.cached_tokens = cached_tokens
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Usage) and (
+            (self.prompt_tokens, self.output_tokens, self.cached_tokens)
+            == (other.prompt_tokens, other.output_tokens, other.cached_tokens)
+        )
 
 
 def usage_of(document: object) -> Usage | None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
+from typing import cast
 from urllib.parse import urlsplit
 
 from admission.settings import Settings
@@ -218,8 +219,8 @@ class Upstream:
         host, port, is_tls = place
         try:
             async with asyncio.timeout(min(self._settings.connect_timeout_s, within_s)):
-                _, wire = await self._loop.create_connection(
-                    lambda: Wire(self._loop), host, port, ssl=self._context() if is_tls else None
+                _, made = await self._loop.create_connection(
+                    self._wire, host, port, ssl=self._context() if is_tls else None
                 )
         except TimeoutError as exc:
             raise timed_out() from exc
@@ -227,7 +228,10 @@ class Upstream:
             raise NodeFailed(Reason.REFUSED, "connection refused") from exc
         except OSError as exc:
             raise _unconnected(exc) from exc
-        return wire
+        return cast("Wire", made)
+
+    def _wire(self) -> asyncio.Protocol:
+        return cast("asyncio.Protocol", Wire(self._loop))  # it has the methods; a base costs time
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:

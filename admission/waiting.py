@@ -108,9 +108,9 @@ class WaitingRoom:
     def pump(self) -> None:
         """Poll the gate, wake whom it names, and set the timer for the next time it must be polled."""
         for one in self._gate.recalls.requeued():
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters[one.ticket] = waiter
-            self.recalls.taken(one.lease, Place(one.ticket, waiter))
+            again = asyncio.get_running_loop().create_future()
+            self._waiters[one.ticket] = again
+            self.recalls.taken(one.lease, Place(one.ticket, again))
         for event in self._gate.poll(self._clock.monotonic_s()):
             waiter = self._waiters.pop(event.ticket, None)
             if waiter is not None and not waiter.done():

@@ -72,7 +72,7 @@ def was_not_read(transport: asyncio.Transport, exc: Exception | None) -> bool:
     return told != b"\0\0\0\0" or transport.get_write_buffer_size() > 0
 
 
-class Wire(asyncio.Protocol):
+class Wire:
     """A connection. `send` a request, wait for its `head`, `read` until empty, and it may be used again."""
 
     __slots__ = (
