@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 from collections.abc import Iterator
 
 import orjson
@@ -31,6 +32,7 @@ from admission.siblings import sibling_families
 from admission.state import GatewayState
 from admission.tracing_form import span_families
 from admission.usage import UsageFlusher
+from compiled import load
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +147,8 @@ class App:
         yield from sibling_families(state.siblings)
         named = {(state.settings.name, VERSION): 1}
         yield Family(prefix + "info", "The process that answers: 1.", ("gateway", "version"), named)
+        built = {(str(load.is_compiled()).lower(), platform.python_version()): 1}
+        yield Family(prefix + "build_info", "How its hot modules run: 1.", ("compiled", "python"), built)
         generation = state.assignment.generation if state.assignment else 0
         single: tuple[tuple[str, str, float, str], ...] = (
             ("generation", "Generation of the assignment in force; 0: none.", generation, "gauge"),

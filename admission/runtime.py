@@ -39,6 +39,7 @@ from admission.upstream import Upstream
 from admission.usage import UsageFlusher
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
+from compiled import load
 from fleet.clock import Clock
 from fleet.errors import InvalidInput
 from fleet.gate import Gate
@@ -181,6 +182,7 @@ async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
     await acceptor.take(doors.own)
     host, port = doors.public[doors.own].getsockname()[:2]
     where = {} if doors.admin_port is None else {"admin_port": doors.admin_port}
+    log.info("hot modules", extra={"run": load.state()})
     log.info("gateway listens", extra={"host": host, "port": port, "pid": os.getpid(), **where})
     helpers = [asyncio.ensure_future(one) for one in (acceptor.stop.wait(), acceptor.leave.wait())]
     following = asyncio.ensure_future(acceptor.follow())

@@ -20,6 +20,7 @@ from dataclasses import replace
 from statistics import median
 
 from benchmarks.gate import assignment
+from compiled import load
 from fleet.discipline_study import COMPARISONS, StudySettings, run_comparison
 from fleet.engine_profile import H100_70B_FP8
 from fleet.gate import Gate
@@ -146,6 +147,7 @@ def main() -> None:
     result = {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "hot_modules": load.state(),
         "costs": costs(options.requests, options.rounds),
         "gains": gains(options.seeds),
     }

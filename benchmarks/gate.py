@@ -15,6 +15,7 @@ import random
 import time
 from statistics import median
 
+from compiled import load
 from fleet.gate import Dispatch, Gate, NodeState, Request, Started
 from fleet.messages import Assignment
 from fleet.outcomes import Outcome, Tier
@@ -141,6 +142,7 @@ def main() -> None:
     result = {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "hot_modules": load.state(),
         "nodes": options.nodes,
         "offer_release_poll_us": {
             f"{t} tenants, {q} queued": round(us, 2) for (t, q), us in took_us.items()

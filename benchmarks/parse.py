@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fleet.dialect_names import WANTED_PREFIXES  # noqa: E402 # the package next to this folder
+from compiled import load  # noqa: E402 # the packages next to this folder
+from fleet.dialect_names import WANTED_PREFIXES  # noqa: E402
 from fleet.dialects import read_page  # noqa: E402
 from fleet.exposition import read_families  # noqa: E402
 
@@ -102,6 +103,7 @@ def machine() -> dict[str, object]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
+        "hot_modules": load.state(),
     }
 
 

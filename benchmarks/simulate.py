@@ -24,6 +24,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.parse import machine
+from compiled import load
 from control.rate_profile_files import bundled_profile
 from fleet import fluid_kernel
 from fleet.comparison_catalogue import catalogue
@@ -208,7 +209,7 @@ def main() -> None:
 
         found["event_month_s"] = cpu_s(whole)
         found["event_month_requests"] = run.result().offered
-    print(json.dumps(found, indent=1))
+    print(json.dumps({"hot_modules": load.state(), **found}, indent=1))
 
 
 if __name__ == "__main__":
