@@ -214,7 +214,7 @@ class Connection:
         if self._current is None and self._transport is not None:
             if self._queue:
                 request = self._current = self._queue.popleft()
-                request.task = self._loop.create_task(self._serve(request))
+                request.task = self._loop.create_task(self._serve(request), name="request")
             elif self._refusal is not None:
                 self.send(refusal_bytes(self._refusal))
                 self._close(is_read_out=False)

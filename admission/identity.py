@@ -56,7 +56,7 @@ class KeyRing:
 
     def __init__(self, credentials: Iterable[Credential]) -> None:
         self._by_digest = {credential.sha256: credential for credential in credentials}
-        self.callers: dict[tuple[str, str | None], Caller] = {}  # by digest and tier asked for
+        self.callers: dict[tuple[bytes, str | None], Caller] = {}  # by blake2b and tier asked for
 
     def holder(self, digest: str) -> Credential:
         """Return whose key has this digest. Raises Unauthenticated for an unknown one."""
@@ -88,13 +88,14 @@ def caller_of(headers: Headers, keys: KeyRing, policy: Policy) -> Caller:
     no default), InvalidInput for doubled headers or a tier that does not exist.
     """
     pairs = list(headers)
-    digest = hashlib.sha256(bearer(pairs).encode()).hexdigest()
+    key = bearer(pairs).encode()
     asked = single_header(pairs, TIER_HEADER)
-    known = keys.callers.get((digest, asked))
+    short = hashlib.blake2b(key, digest_size=32).digest()  # half the time of sha256
+    known = keys.callers.get((short, asked))
     if known is None:
-        known = _caller(keys.holder(digest), asked, policy)
+        known = _caller(keys.holder(hashlib.sha256(key).hexdigest()), asked, policy)
         if len(keys.callers) < MAX_CALLERS:
-            keys.callers[digest, asked] = known
+            keys.callers[short, asked] = known
     return known
 
 

@@ -43,6 +43,25 @@ class _Timing:
         self.sum_s += seconds
 
 
+class _Tokens:
+    """Counts of tokens by kind."""
+
+    __slots__ = ("output", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = self.output = 0
+
+
+class _Predictions:
+    """Of one model and endpoint: what completed requests were taken to need, and what they used."""
+
+    __slots__ = ("actual", "missed", "outgrown", "predicted")
+
+    def __init__(self) -> None:
+        self.predicted, self.actual, self.missed = _Tokens(), _Tokens(), _Tokens()
+        self.outgrown = 0
+
+
 class Held:
     """What is inside the gateway now, by flow."""
 
@@ -66,13 +85,10 @@ class GatewayMetrics:
         self.dispatched: defaultdict[Flow, int] = defaultdict(int)
         self.would_refuse: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self.outcomes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._tokens: defaultdict[Flow, _Tokens] = defaultdict(_Tokens)
         self.queue_wait: defaultdict[Flow, _Timing] = defaultdict(_Timing)
         self.ttft: defaultdict[Flow, _Timing] = defaultdict(_Timing)
-        self.predicted: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self.actual: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self.missed: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self.outgrown: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._predictions: defaultdict[tuple[str, str], _Predictions] = defaultdict(_Predictions)
         self.held = Held()
         self.auth_failures = 0
         self.invalid_requests = 0
@@ -80,23 +96,28 @@ class GatewayMetrics:
 
     def count_outcome(self, flow: Flow, outcome: Outcome) -> None:
         """Book the one outcome of one offered request."""
-        self.outcomes[(*flow, outcome.value)] += 1
+        self.outcomes[flow[0], flow[1], outcome] += 1
 
     def count_tokens(self, flow: Flow, prompt_tokens: int, output_tokens: int) -> None:
         """Book what a request used."""
-        self.tokens[(*flow, "prompt")] += prompt_tokens
-        self.tokens[(*flow, "output")] += output_tokens
+        used = self._tokens[flow]
+        used.prompt += prompt_tokens
+        used.output += output_tokens
 
     def count_prediction(
         self, model: str, endpoint: str, predicted: tuple[int, int], actual: tuple[int, int]
     ) -> None:
         """Book what a completed request was taken to need, prompt and output, and what it used."""
-        for kind, expected, used in zip(("prompt", "output"), predicted, actual, strict=True):
-            key = (model, endpoint, kind)
-            self.predicted[key] += expected
-            self.actual[key] += used
-            self.missed[key] += abs(expected - used)
-        self.outgrown[model, endpoint] += actual[1] > predicted[1]
+        book = self._predictions[model, endpoint]
+        (prompt, output), (used_prompt, used_output) = predicted, actual
+        book.predicted.prompt += prompt
+        book.predicted.output += output
+        book.actual.prompt += used_prompt
+        book.actual.output += used_output
+        book.missed.prompt += abs(prompt - used_prompt)
+        book.missed.output += abs(output - used_output)
+        if used_output > output:
+            book.outgrown += 1
 
     def page(self, gauges: Iterable[Family]) -> bytes:
         """Return the page: our counters, then `gauges`, then the histograms."""
@@ -117,7 +138,7 @@ class GatewayMetrics:
 
     def _counters(self) -> list[Family]:
         flow, prefix = ("tenant", "tier"), "rhodeck_gateway_"
-        predicted = ("model", "endpoint", "kind")
+        predicted, booked = ("model", "endpoint", "kind"), tuple(self._predictions.items())
         return [
             Family(prefix + "offered_total", "Requests offered to the gate, refused ones included.",
                    flow, self.offered, "counter"),
@@ -130,15 +151,15 @@ class GatewayMetrics:
             Family(prefix + "would_refuse_total", "Requests let through by a limit in shadow.",
                    (*flow, "limiter"), self.would_refuse, "counter"),
             Family(prefix + "tokens_total", "Tokens used, as counted by the engines.",
-                   (*flow, "kind"), self.tokens, "counter"),
+                   (*flow, "kind"), _by_kind(self._tokens), "counter"),
             Family(prefix + "predicted_tokens_total", "Tokens booked for completed requests.",
-                   predicted, self.predicted, "counter"),
+                   predicted, _by_kind({key: one.predicted for key, one in booked}), "counter"),
             Family(prefix + "actual_tokens_total", "Tokens those requests used.",
-                   predicted, self.actual, "counter"),
+                   predicted, _by_kind({key: one.actual for key, one in booked}), "counter"),
             Family(prefix + "prediction_error_tokens_total", "Sum of their absolute differences.",
-                   predicted, self.missed, "counter"),
+                   predicted, _by_kind({key: one.missed for key, one in booked}), "counter"),
             Family(prefix + "outgrown_total", "Completed requests whose output was more than was booked.",
-                   predicted[:2], self.outgrown, "counter"),
+                   predicted[:2], {key: one.outgrown for key, one in booked}, "counter"),
             Family(prefix + "auth_failures_total", "Requests without a valid API key.",
                    (), {(): self.auth_failures}, "counter"),
             Family(prefix + "invalid_requests_total", "Requests whose body or headers cannot be used.",
@@ -148,6 +169,13 @@ class GatewayMetrics:
             Family("process_start_time_seconds", "Start of the process, Unix seconds.",
                    (), {(): self._process_start_time_s}),
         ]  # fmt: skip
+
+
+def _by_kind(counts: Mapping[tuple[str, str], _Tokens]) -> dict[tuple[str, str, str], int]:
+    found: dict[tuple[str, str, str], int] = {}
+    for key, one in counts.items():
+        found[*key, "prompt"], found[*key, "output"] = one.prompt, one.output
+    return found
 
 
 class Family:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import httptools
 
+from admission.calls import ENDPOINTS
 from admission.inbound import HeaderList, whole_answer
 
 Refusal = tuple[int, bytes]
@@ -20,6 +21,8 @@ LEAVING: Refusal = (503, b"the gateway is shutting down")
 FAULT: Refusal = (500, b"the gateway failed")
 CODED: Refusal = (501, b"no transfer coding but chunked is understood")
 VERSION: Refusal = (505, b"HTTP/1.1 and HTTP/1.0 are spoken here")
+#: What nearly all ask for, read already.
+_PLAIN = {path.encode(): (path, b"") for path in ENDPOINTS}
 
 
 def other_version(version: str, url: bytes, came: bytes) -> Refusal | None:
@@ -44,6 +47,9 @@ def is_coded(headers: HeaderList) -> bool:
 
 def target_of(url: bytes) -> tuple[str, bytes] | None:
     """Return path (percent-decoded) and query of a request target; None when it has none."""
+    known = _PLAIN.get(url)
+    if known is not None:
+        return known
     path, _, query = url.partition(b"?")
     if not path.startswith(b"/") or b"#" in url:
         try:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
+from admission.alarm import Alarm
 from admission.settings import Settings
 from admission.wire import NodeFailed, Overdue, Wire, lost, timed_out
 from fleet.readings import Reason
@@ -138,6 +139,7 @@ class Upstream:
 
     async def __aenter__(self) -> Upstream:
         self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._loop)
         return self
 
     async def __aexit__(
@@ -149,6 +151,7 @@ class Upstream:
         for wire in [*self._busy, *(wire for kept in self._kept.values() for wire in kept)]:
             wire.cut()
         self._kept.clear()
+        self._alarm.close()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
     def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Awaitable[Exchange]:
@@ -231,7 +234,8 @@ class Upstream:
         return cast("Wire", made)
 
     def _wire(self) -> asyncio.Protocol:
-        return cast("asyncio.Protocol", Wire(self._loop))  # it has the methods; a base costs time
+        made = Wire(self._loop, self._alarm)
+        return cast("asyncio.Protocol", made)  # it has the methods; a base costs time
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:

@@ -16,6 +16,8 @@ from fleet.gate import Gate
 from fleet.offers import Dispatch, Event, Evicted, Lease, Queued, Refused, Request, Started, Ticket
 from fleet.outcomes import Outcome
 
+_NEVER = float("inf")
+
 
 class WaitingRoom:
     """Admits requests through the gate, waiting where the gate says so."""
@@ -25,6 +27,7 @@ class WaitingRoom:
         self._clock = clock
         self._waiters: dict[Ticket, asyncio.Future[Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at_s = _NEVER  # by when it does at the latest
         self.exact: ExactQuotas | None = None  # set where a store is configured
         self.recalls = RecallBook(gate, self._give_up)
 
@@ -121,6 +124,7 @@ class WaitingRoom:
 
     def close(self) -> None:
         """Stop the timer."""
+        self._rings_at_s = _NEVER
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -149,8 +153,15 @@ class WaitingRoom:
         )
 
     def _set_timer(self) -> None:
-        self.close()
+        """See that the timer rings by the time the gate is due; ringing too soon is no fault."""
         due_s = self._gate.next_deadline_s()
-        if due_s is not None:
-            delay_s = max(due_s - self._clock.monotonic_s(), 0.001)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
+        if due_s is None or due_s >= self._rings_at_s:
+            return
+        self.close()
+        self._rings_at_s = due_s
+        delay_s = max(due_s - self._clock.monotonic_s(), 0.001)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self.close()
+        self.pump()

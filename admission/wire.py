@@ -17,6 +17,7 @@ from typing import cast
 
 import httptools
 
+from admission.alarm import Alarm
 from fleet.readings import Reason
 
 #: Of a head, and of what comes in a row with no byte of the body in it: chunk extensions, trailers.
@@ -76,18 +77,17 @@ class Wire:
     """A connection. `send` a request, wait for its `head`, `read` until empty, and it may be used again."""
 
     __slots__ = (
-        "_bare", "_chunks", "_due", "_error", "_has_length", "_idle_s", "_is_held_back", "_is_spoilt",
-        "_loop", "_parser", "_peek", "_rings_at_s", "_sink", "_timer", "_transport", "_unread", "_waiter",
-        "content_type", "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status", "until_s",
+        "_alarm", "_bare", "_chunks", "_error", "_has_length", "_idle_s", "_is_held_back", "_is_spoilt",
+        "_loop", "_parser", "_peek", "_sink", "_transport", "_unread", "_waiter", "content_type", "due_s",
+        "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status", "until_s",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, alarm: Alarm) -> None:
+        self._loop, self._alarm = loop, alarm
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._error: NodeFailed | None = lost("not connected")
-        self._due = self._rings_at_s = self._idle_s = 0.0
+        self.due_s = self._idle_s = 0.0  # the first: what is waited for must come by then
         self.left_at_s = 0.0
         self.until_s = float("inf")  # the exchange ends by then, whatever comes
         self.is_reusable = False
@@ -117,7 +117,7 @@ class Wire:
 
     async def head(self, within_s: float) -> None:
         """Wait for the answer's head. Raises NodeFailed when it does not come whole within that time."""
-        self._due = self._loop.time() + within_s
+        self.due_s = self._loop.time() + within_s
         while not self.has_head:
             await self._wait()
 
@@ -131,7 +131,7 @@ class Wire:
             self._fail(overdue())
             raise overdue()
         if not self._chunks and not self.is_done:
-            self._due = min(now_s + idle_s, self.until_s)
+            self.due_s = min(now_s + idle_s, self.until_s)
             while not self._chunks and not self.is_done:
                 await self._wait()
         return self.take()
@@ -158,7 +158,7 @@ class Wire:
                 return False
             if self.is_done or self._error is not None:
                 continue
-            self._sink, self._due = sink, min(self._loop.time() + idle_s, self.until_s)
+            self._sink, self.due_s = sink, min(self._loop.time() + idle_s, self.until_s)
             self._idle_s = idle_s
             try:
                 await self._wait()
@@ -174,7 +174,7 @@ class Wire:
         if now_s >= self.until_s:
             self._fail(overdue())
             return
-        self._due = min(now_s + self._idle_s, self.until_s)
+        self.due_s = min(now_s + self._idle_s, self.until_s)
         if self._chunks and not sink(self.take()):
             self._sink = None
             self._wake()
@@ -184,14 +184,13 @@ class Wire:
     def ends_within(self, seconds: float) -> None:
         """Have the exchange that was begun fail (Overdue) after that time from now on."""
         self.until_s = self._loop.time() + seconds
-        if self.until_s < self._due:
-            self._due = self.until_s
-            if self._timer is not None and self._due < self._rings_at_s:
-                self._arm()
+        if self.until_s < self.due_s:
+            self.due_s = self.until_s
+            if self._waiter is not None:
+                self._alarm.watch(self)
 
     def end(self) -> bool:
         """End the exchange and say whether the connection can take another; otherwise it is cut."""
-        self._disarm()
         if self.is_reusable and self._error is None and not self._chunks and self._is_all_said():
             return True
         self.cut()
@@ -204,7 +203,6 @@ class Wire:
 
     def cut(self) -> None:
         """Close at once: the node sees its client leave."""
-        self._disarm()
         self.is_reusable = False
         self._error = self._error or lost("closed here")
         if self._transport is not None:
@@ -230,33 +228,17 @@ class Wire:
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._timer is None or self._due < self._rings_at_s:
-            self._arm()
         self._waiter = self._loop.create_future()
+        self._alarm.watch(self)
         try:
             await self._waiter
         finally:
             self._waiter = None
+            self._alarm.leave(self)
 
-    def _look_at_the_clock(self) -> None:
-        """Fail if time is up. Deadlines move on with every read; the timer follows when it rings."""
-        self._timer = None
-        if self._waiter is None:
-            return
-        if (now_s := self._loop.time()) >= self._due:
-            self._fail(overdue() if now_s >= self.until_s else timed_out())
-        else:
-            self._arm()
-
-    def _arm(self) -> None:
-        self._disarm()
-        self._rings_at_s = self._due
-        self._timer = self._loop.call_at(self._due, self._look_at_the_clock)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def time_is_up(self, now_s: float) -> None:
+        """Fail: what is waited for did not come in time."""
+        self._fail(overdue() if now_s >= self.until_s else timed_out())
 
     def _fail(self, error: NodeFailed) -> None:
         self._error = self._error or error
