@@ -15,15 +15,27 @@ from fleet.offers import Evicted, Lease, Limit, Refused, Ticket
 from fleet.outcomes import Outcome, Tier
 
 
-class Attempt:
-    """A node the request was sent to."""
+class PrefillTry:
+    """A node that was asked to compute the prompt."""
 
-    __slots__ = ("at_s", "failure", "lease")
+    __slots__ = ("at_s", "failure", "node", "took_s")
+
+    def __init__(self, node: str, at_s: float) -> None:
+        self.node, self.at_s = node, at_s
+        self.took_s: float | None = None
+        self.failure: str | None = None
+
+
+class Attempt:
+    """A node the request was sent to, after those that computed its prompt elsewhere."""
+
+    __slots__ = ("at_s", "failure", "lease", "prefills")
 
     def __init__(self, lease: Lease, at_s: float) -> None:
         self.lease = lease
         self.at_s = at_s
         self.failure: str | None = None
+        self.prefills: list[PrefillTry] | None = None
 
 
 class Entry:
@@ -94,6 +106,16 @@ class Entry:
         if self.left_queue_s is None:
             self.left_queue_s = now_s
 
+    def prefilling(self, node: str, now_s: float) -> None:
+        """Note a node that is asked to compute the prompt for the last attempt."""
+        last = self.attempts[-1]
+        last.prefills = [*(last.prefills or ()), PrefillTry(node, now_s)]
+
+    def prefilled(self, now_s: float, failure: str | None = None) -> None:
+        """Note that it answered, or how it failed."""
+        if prefills := self.attempts[-1].prefills:
+            prefills[-1].took_s, prefills[-1].failure = now_s - prefills[-1].at_s, failure
+
     def failed(self, why: str) -> None:
         """Note why the last node brought no answer."""
         if self.attempts:
@@ -153,6 +175,10 @@ class Entry:
             room_tokens=lease.room_tokens,
             after_s=one.at_s - self.arrived_s,
             failure=one.failure,
+            prefills=tuple(
+                words.Prefill(node=each.node, took_s=each.took_s, failure=each.failure)
+                for each in one.prefills or ()
+            ),
         )
 
     def _ending(self) -> words.Ending | None:

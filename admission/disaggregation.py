@@ -63,7 +63,7 @@ class Prefills:
 
         Returns a refusal when no prefill node takes it in time. Raises PrefillFailed.
         """
-        passage.transfer = None
+        passage.transfer = passage.prefill_node = None
         target = self._nodes.target(dispatch.node)
         if target is None or target.role != "decode" or passage.call.endpoint not in _IN_TWO_PHASES:
             return None
@@ -84,6 +84,7 @@ class Prefills:
                 raise
             except NodeFailed as exc:
                 failed = exc
+                passage.entry.prefilled(self._state.clock.monotonic_s(), str(exc))
                 phases.results["failed"] += 1
                 if exc.reason is not Reason.REFUSED:
                     passage.prefilled()
@@ -94,6 +95,8 @@ class Prefills:
                 if is_last or not self._may_retry():
                     raise PrefillFailed(exc.reason, str(exc)) from exc
             else:
+                passage.entry.prefilled(self._state.clock.monotonic_s())
+                passage.prefill_node = None if passage.transfer is None else phase.node
                 phases.results["done" if passage.transfer is not None else "without_params"] += 1
                 return None
             finally:
@@ -140,6 +143,7 @@ class Prefills:
         if target is None:
             raise NodeFailed(Reason.REFUSED, "the node left the fleet")
         passage.sending()
+        passage.entry.prefilling(target.name, self._state.clock.monotonic_s())
         priority = self._state.engine_priority(lease.tier) if target.honours_priority else None
         try:
             answer = await self._ask(target, prefill_body(passage.call, priority), passage)

@@ -50,8 +50,8 @@ class EngineLink:
                 passage.request_id,
                 passage.trace_lines(dispatch.node),
             )
-        except NodeFailed:
-            self.failed(dispatch.node)
+        except NodeFailed as exc:
+            self.failed(dispatch.node, passage if exc.is_timeout else None)
             raise
         except asyncio.CancelledError:  # on its way already: it counts as received
             passage.reached()
@@ -81,9 +81,9 @@ class EngineLink:
         self._retry_allowance -= 1.0 + _RETRY_PART  # it is no request of its own when it is sent
         return True
 
-    def failed(self, node: str) -> None:
-        """Note that a node broke an exchange."""
-        self._nodes.request_failed(node)
+    def failed(self, node: str, passage: Passage | None = None) -> None:
+        """Note that a node failed an exchange; with `passage`: perhaps for want of a prompt's KV cache."""
+        self._nodes.request_failed(node, None if passage is None else passage.prefill_node)
 
     def judged(self, passage: Passage, outcome: Outcome) -> None:
         """Note how an exchange ended as far as the node is concerned."""
@@ -92,7 +92,7 @@ class EngineLink:
         if outcome in (Outcome.COMPLETED, Outcome.ENGINE_REFUSED):
             self._nodes.request_worked(passage.lease.node, passage.seconds_per_token())
         else:
-            self.failed(passage.lease.node)
+            self.failed(passage.lease.node, passage)
 
     def extend(self, passage: Passage) -> None:
         """Book more output for a stream that outgrew its reservation."""

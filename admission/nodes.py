@@ -60,6 +60,7 @@ class NodeBook:
     outliers: Outliers = field(default_factory=Outliers)
     _standings: dict[str, Standing] = field(default_factory=dict[str, Standing])
     _polls: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
+    _doubts: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
     def __post_init__(self) -> None:
         self.outliers.is_closed = self._is_closed
@@ -93,7 +94,7 @@ class NodeBook:
 
     async def close(self) -> None:
         """Stop polling."""
-        polls = list(self._polls.values())
+        polls = [*self._polls.values(), *self._doubts]
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
@@ -127,9 +128,26 @@ class NodeBook:
         """A request was answered to its end, at this pace; None: it had no output to measure it by."""
         self._take_out(self.outliers.worked(name, self.clock.monotonic_s(), seconds_per_token))
 
-    def request_failed(self, name: str) -> None:
-        """A request broke off or was not answered. Several in a row eject the node for a while."""
-        self._take_out(self.outliers.failed(name, self.clock.monotonic_s()))
+    def request_failed(self, name: str, fetched_from: str | None = None) -> None:
+        """A request broke off or was not answered. Several in a row eject the node for a while.
+
+        `fetched_from`: where it was to fetch the prompt's KV cache; if that is gone, that is at fault.
+        """
+        suspect = None if fetched_from is None else self._standings.get(fetched_from)
+        if suspect is None:
+            self._take_out(self.outliers.failed(name, self.clock.monotonic_s()))
+            return
+        doubt = asyncio.get_running_loop().create_task(self._blame(suspect, name))
+        self._doubts.add(doubt)
+        doubt.add_done_callback(self._doubts.discard)
+
+    async def _blame(self, suspect: Standing, name: str) -> None:
+        try:
+            is_gone = self._is_closed(suspect.target.name) or not await self._is_well(suspect)
+        except NodeFailed:
+            is_gone = True
+        at_fault = suspect.target.name if is_gone else name
+        self._take_out(self.outliers.failed(at_fault, self.clock.monotonic_s()))
 
     def _take_out(self, names: Iterable[str]) -> None:
         for name in names:

@@ -70,6 +70,7 @@ class Passage:
         self._has_no_output = True  # no engine that makes output has it
         self._answering_since_s = self._arrived_s
         self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
+        self.prefill_node: str | None = None  # which said it
         self.trace: SpanSink | None = None
         self.passed_on = b""  # header lines of the client's trace
         self.is_finished = False

@@ -200,7 +200,8 @@ class Proxy:
                 await self._relay_stream(passage, request, exchange)
         except NodeFailed as exc:
             if not isinstance(exc, Overdue):
-                self._link.failed(dispatch.node)
+                is_said = exc.reason in (Reason.HTTP_ERROR, Reason.TIMEOUT)  # by a node that lives
+                self._link.failed(dispatch.node, passage if is_said else None)
             raise
         finally:
             exchange.close()

@@ -41,6 +41,14 @@ class Wait(_Part):
     waited_s: float
 
 
+class Prefill(_Part):
+    """A node that was asked to compute the prompt for another."""
+
+    node: Label
+    took_s: float | None = None  # None: it did not say anything yet, or the client left before
+    failure: Words | None = None
+
+
 class Attempt(_Part):
     """One node it was sent to."""
 
@@ -50,6 +58,7 @@ class Attempt(_Part):
     room_tokens: int  # left on the node after it
     after_s: float  # from arrival
     failure: Words | None = None
+    prefills: tuple[Prefill, ...] = ()  # in their order, before the node got the request
 
 
 class LimitMet(_Part):
@@ -107,7 +116,8 @@ def in_words(decision: Decision) -> list[str]:
     lines.append(_estimate(one.estimate))
     lines += [f"shadow: {name} would have refused it" for name in one.would_refuse]
     lines.append(_wait(one.wait) if one.wait is not None else "queue: it did not wait")
-    lines += [_attempt(attempt) for attempt in one.attempts]
+    for attempt in one.attempts:
+        lines += [_attempt(attempt), *map(_prefill, attempt.prefills)]
     lines.append("end: it is still inside" if one.ending is None else _ending(one.ending))
     return lines
 
@@ -140,6 +150,11 @@ def _attempt(one: Attempt) -> str:
     return (
         f"node: {one.node} after {one.after_s:.3f} s ({nodes}; {one.room_tokens} tokens left there){failed}"
     )
+
+
+def _prefill(one: Prefill) -> str:
+    took = "no answer yet" if one.took_s is None else f"{one.took_s:.3f} s"
+    return f"prefill: {one.node}, {took}" + (f"; failed: {one.failure}" if one.failure else "")
 
 
 def _ending(one: Ending) -> str:

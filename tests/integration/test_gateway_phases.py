@@ -12,6 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from fleet.decision import Decision, in_words
 from tests.gateway_process import FakeEngine, GatewayProcess, assignment, chat, events, eventually
 
 PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e-1", "remote_block_ids": [1, 2], "tp_size": 8}
@@ -42,6 +43,19 @@ class PrefillEngine(FakeEngine):
         served.ending, served.output_tokens = "finished", 1
         said = {} if self.behaviour == "no_params" else {"kv_transfer_params": PARAMS}
         return web.json_response({"choices": [{"message": {"content": "w"}}]} | said)
+
+
+class OrphanedEngine(FakeEngine):
+    """Cannot fetch what its prefill node computed, which is stopped first where it is given."""
+
+    prefill: FakeEngine | None = None
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        served = await self.note(request)
+        served.ending = "refused"
+        if self.prefill is not None:
+            await asyncio.to_thread(self.prefill.stop)
+        return web.json_response({"error": {"message": "KV load failed"}}, status=500)
 
 
 @pytest.fixture
@@ -132,6 +146,46 @@ def test_a_prefill_node_that_fails_is_followed_by_another_and_never_asked_twice(
     assert codes == [200] * 4
     assert len(engines["d1"].served) == 4
     assert nothing_is_held(gateway)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_decode_node_is_not_blamed_for_a_prefill_node_that_died_after_it_answered(
+    gateway: GatewayProcess, engines: dict[str, Any], dies: bool
+) -> None:
+    with OrphanedEngine("d2").serving() as orphaned:
+        orphaned.prefill = engines["p1"] if dies else None
+        push(gateway, engines | {"d2": orphaned}, ("p1", "d2"))
+        with gateway.client() as client:
+            answer = client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 502
+        at_fault, other = ("p1", "d2") if dies else ("d2", "p1")
+        eventually(lambda: gateway.metric("rhodeck_gateway_node_failures_total", node=at_fault) == 1)
+        assert gateway.metric("rhodeck_gateway_node_failures_total", node=other) == 0
+        assert nothing_is_held(gateway)
+
+
+def test_an_explanation_names_the_prefill_nodes_that_were_asked(
+    gateway: GatewayProcess, engines: dict[str, Any]
+) -> None:
+    push(gateway, engines)
+    engines["p1"].behaviour = engines["p2"].behaviour = "500"
+    with gateway.client() as client:
+        failed = client.post("/v1/chat/completions", json=chat()).headers["x-request-id"]
+        engines["p1"].behaviour = engines["p2"].behaviour = ""
+        served = client.post("/v1/chat/completions", json=chat()).headers["x-request-id"]
+
+    def told(request_id: str) -> Decision:
+        return Decision.model_validate_json(gateway.admin.get(f"/admin/decisions/{request_id}").content)
+
+    (attempt,) = told(failed).attempts
+    assert {one.node for one in attempt.prefills} == {"p1", "p2"}
+    assert [one.failure for one in attempt.prefills] == ["it answered 500 to a prefill"] * 2
+    (attempt,) = told(served).attempts
+    (prefill,) = attempt.prefills
+    assert (attempt.node, prefill.failure) == ("d1", None)
+    assert engines[prefill.node].served[-1].request_id == served
+    words = in_words(told(served))
+    assert any(line.startswith(f"prefill: {prefill.node}, 0.") for line in words), words
 
 
 def test_what_a_prefill_node_finds_wrong_with_a_request_the_client_hears_from_the_decode_node(
