@@ -17,10 +17,12 @@ from control import adjustments, month_close
 from control.api_calls import Asked, Body, Call
 from control.late_node_time import late_node_time
 from control.month_checks import Check, checklist
+from control.node_life import correct_node_life
 from control.queries_spend import month_spend
 from control.roles import Actor, Role
 from control.tokens import Scope
 from fleet.errors import Unavailable
+from fleet.instants import instant_of
 from fleet.spend import SpendLine, subtotals
 
 call = partial(Call, reads=Scope.SPEND_READ, writes=Scope.MONTHS_WRITE)
@@ -32,6 +34,16 @@ class CloseBody(Body):
 
     accept: bool = False
     note: str = ""
+
+
+class NodeTimeBody(Body):
+    """Node time that was not seen, or not run: quarter-hours `start` to `end`, as 2026-11-09T06:00Z."""
+
+    node: str
+    up: bool
+    start: str
+    end: str
+    reason: str
 
 
 class CorrectionBody(Body):
@@ -146,6 +158,21 @@ def _correct(asked: Asked) -> dict[str, Any]:
     return {"month": asked.path["month"], "correction": number}
 
 
+def _node_time(asked: Asked) -> dict[str, Any]:
+    body: NodeTimeBody = asked.body
+    changed = correct_node_life(
+        asked.session,
+        node=body.node,
+        start=instant_of(body.start, "start"),
+        end=instant_of(body.end, "end"),
+        was_up=body.up,
+        reason=body.reason,
+        actor=_finance(asked),
+        now=asked.now,
+    )
+    return {"node": body.node, "changed_node_hours": f"{changed / 3600:.6f}"}
+
+
 CALLS = (
     call("GET", _MONTH, "A month's state and parts, and its checklist until it is closed", _month),
     call("POST", f"{_MONTH}/closing", "Begin to close a month; answers its checklist", _start),
@@ -160,6 +187,14 @@ CALLS = (
         "Correct a closed month by a line of the next one that closes",
         _correct,
         CorrectionBody,
+        code=201,
+    ),
+    call(
+        "POST",
+        "/api/v1/node-time",
+        "Correct a node's life by quarter-hours: it ran though nobody saw it, or it did not",
+        _node_time,
+        NodeTimeBody,
         code=201,
     ),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from control.cli_estimate_gate import GateAsked, confirm_with_gate, whole_days
+from control.cli_estimate_gate import GateAsked, confirm_with_gate, replicated_days, whole_days
 from control.cli_estimate_goodput import fitted_model
 from control.cli_estimate_run import read_scenario_file
 from control.estimate_runs import USUAL_SLOTS
@@ -46,6 +46,7 @@ _SHOWN = {
     type=click.IntRange(1, 100),
     help="Months, 3 unless said; with --gate other seeds on the first days.",
 )
+@click.option("--replications-days", help="With --gate: days each other seed simulates; 2, or all.")
 @click.option("--seed", type=click.IntRange(0, 2**31), default=1, show_default=True, help="Of the first.")
 @click.option("--slots", type=click.IntRange(1, 100_000), help="A node's; 36 unless said, or the engine's.")
 @click.option("--cv2", type=FiniteRange(0, 100), default=0.6, show_default=True, help="Of service.")
@@ -65,6 +66,7 @@ _SHOWN = {
 def confirm(
     scenario: Path,
     replications: int | None,
+    replications_days: str | None,
     seed: int,
     slots: int | None,
     cv2: float,
@@ -84,10 +86,17 @@ def confirm(
     profile = _profile(engine, fit, slots or USUAL_SLOTS, ready)
     service = ServiceModel(slots or (USUAL_SLOTS if profile is None else profile.max_num_seqs), cv2)
     if with_gate:
-        cores = processes or usual_processes()
-        asked = GateAsked(service, seed, whole_days(days), replications or 1, kv_tokens, profile, cores)
+        cores, count = processes or usual_processes(), whole_days(days)
+        again = replicated_days(replications_days, count)
+        asked = GateAsked(service, seed, count, replications or 1, kv_tokens, profile, cores, again)
         confirm_with_gate(ready, asked, as_json)
         return
+    if replications_days is not None:
+        raise InvalidInput(
+            "without --gate every replication is a whole month",
+            field="--replications-days",
+            hint="Add --gate",
+        )
     if profile is not None:
         raise InvalidInput("engines serve only behind the gate", field="--engine", hint="Add --gate")
     fluid = ready.run()

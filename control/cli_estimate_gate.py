@@ -31,7 +31,7 @@ from fleet.replications import spread
 from fleet.simulate import EventRun, ServiceModel, run_events
 
 MOST_DAYS = 30
-#: So many days are simulated again with other seeds: enough to see what chance does, and bearable.
+#: So many days are simulated again with other seeds unless more are asked for: bearable, but only some.
 REPLICATED_DAYS = 2
 _REPLICATED = ("refused_share", "wait_p95_s", "wait_p99_s", "slo_attainment")
 _SHOWN = {
@@ -56,6 +56,24 @@ def whole_days(days: float | None) -> int:
     return int(days)
 
 
+def replicated_days(text: str | None, days: int) -> int:
+    """Return how many of `days` each other seed simulates: "all", or 1 to `days`; 2 unless said.
+
+    Raises InvalidInput.
+    """
+    if text is None:
+        return min(days, REPLICATED_DAYS)
+    if text == "all":
+        return days
+    if text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= days:
+        return int(text)
+    raise InvalidInput(
+        f"--replications-days is {text[:20]!r}",
+        field="--replications-days",
+        hint=f"Whole days, 1 to {days}, or all",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GateAsked:
     """How days go through the gate: the first `days`, from `seed`, on so many processes."""
@@ -67,6 +85,7 @@ class GateAsked:
     kv_tokens: int | None = None
     engine: EngineProfile | None = None
     processes: int = 1
+    replicated_days: int = REPLICATED_DAYS
 
 
 def confirm_with_gate(scenario: Scenario, asked: GateAsked, as_json: bool) -> None:
@@ -134,7 +153,7 @@ def _other_seeds(scenario: Scenario, asked: GateAsked, run: GateRun) -> dict[str
     """Return how far chance moves refusals and waits: other seeds on the first days; None for one seed."""
     if asked.replications < 2 or not run.is_done:
         return None
-    days = min(asked.days, REPLICATED_DAYS)
+    days = min(asked.days, asked.replicated_days)
     found: list[dict[str, Any]] = []
     for seed in range(asked.seed + 1, asked.seed + 1 + asked.replications):
         other = _gate_run(scenario, asked, seed, days)
@@ -145,7 +164,7 @@ def _other_seeds(scenario: Scenario, asked: GateAsked, run: GateRun) -> dict[str
         found.append(as_dict(other.result()))
     spreads = {name: spread([one[name] for one in found]) for name in _REPLICATED}
     shown = {name: None if s is None else [s.mean, s.low, s.high] for name, s in spreads.items()}
-    return {"seeds": asked.replications, "days": days, **shown}
+    return {"seeds": asked.replications, "days": days, "of_days": asked.days, **shown}
 
 
 def _as_text(
@@ -187,11 +206,19 @@ def _seconds(value: float | None) -> str:
 
 
 def _spread_lines(others: Mapping[str, Any]) -> list[str]:
-    days = "day" if others["days"] == 1 else f"{others['days']} days"
-    lines = [f"{others['seeds']} other seeds on the first {days}, 95 % interval of their mean:"]
+    some, whole = others["days"], others["of_days"]
+    days = "day" if some == 1 else f"{some} days"
+    which = f"all {days}" if 1 < some == whole else f"the first {days}"
+    which += f" of {whole}" if some < whole else ""
+    lines = ["", f"{others['seeds']} other seeds on {which}, 95 % interval of their mean:"]
     for name in _REPLICATED:
         if others[name] is not None:
             words, form = _SHOWN[name]
             low, high = (format(value, form) for value in others[name][1:])
             lines.append(f"  {words}: {low} to {high}")
+    if some < whole:
+        lines += [
+            f"That is chance within those days alone, not in the {whole} above: other days differ.",
+            "--replications-days all simulates every day again.",
+        ]
     return lines

@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from io import BytesIO
@@ -345,5 +346,5 @@ def _reason(exc: FleetError | OSError | SQLAlchemyError) -> str:
     return f"the database failed ({type(exc).__name__})"
 
 
-def _manifest(said: dict[str, str | int], name: str) -> bytes:
-    return json.dumps(said | {"file": name}, indent=2).encode() + b"\n"
+def _manifest(said: Mapping[str, str | int | None], name: str) -> bytes:
+    return json.dumps({**said, "file": name}, indent=2).encode() + b"\n"

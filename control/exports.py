@@ -33,6 +33,7 @@ MEDIA_TYPES: dict[Format, str] = {
 }
 FORMATS: tuple[Format, ...] = tuple(MEDIA_TYPES)
 PLAIN = "rhodeck-spend/1"
+NOTHING = "nothing is recorded of this month: the file is its header alone, and the total is not known"
 _PLAIN = (
     Column("month", "month"),
     *map(Column, ("time_zone", "status", "line", "tenant", "tier", "model", "pool")),
@@ -64,21 +65,27 @@ class Export:
     month: str = ""
     state: str = ""
     time_zone: str = ""
+    is_recorded: bool = True  # else the total is not 0 but not known, and the file is its header alone
 
     def headers(self) -> dict[str, str]:
         """Return the HTTP headers of a download: name, checksum, and what the file must add up to."""
+        total = {"X-Rhodeck-Total-USD": str(self.total_usd)}
         return {
             "Content-Disposition": f'attachment; filename="{self.file_name}"',
             "ETag": f'"{self.sha256}"',
             "X-Rhodeck-Rows": str(self.rows),
-            "X-Rhodeck-Total-USD": str(self.total_usd),
+            **(total if self.is_recorded else {"X-Rhodeck-Recorded": "false"}),
             "X-Rhodeck-Schema": self.schema,
             "Cache-Control": "no-store",
         }
 
-    def manifest(self) -> dict[str, str | int]:
-        """Return what a receiver needs to verify the file."""
-        return {
+    def manifest(self) -> dict[str, str | int | None]:
+        """Return what a receiver needs to verify the file.
+
+        Of a month nothing is recorded of, `total_usd` is None, `recorded` False, and a note says so.
+        """
+        unknown: dict[str, str | int | None] = {"total_usd": None, "recorded": False, "note": NOTHING}
+        said: dict[str, str | int | None] = {
             "file": self.file_name,
             "schema": self.schema,
             "month": self.month,
@@ -90,6 +97,7 @@ class Export:
             "total_usd": str(self.total_usd),
             "generated_at": self.generated_at.isoformat(),
         }
+        return said if self.is_recorded else said | unknown
 
     def manifest_file(self) -> bytes:
         """Return the manifest as a JSON file."""
@@ -143,6 +151,7 @@ def month_export(
         month=spend.month.name,
         state=status_of(spend),
         time_zone=spend.month.zone,
+        is_recorded=spend.has_records,
     )
     if layout == "plain" and fmt == "csv":
         return _checked(made, canonical, fmt)
@@ -234,7 +243,8 @@ def _file_name(spend: MonthSpend, fmt: Format, layout: Layout) -> str:
 
 def _about(made: Export) -> dict[str, str | int]:
     """Return the manifest as it can stand in the file itself: without its own checksum and time."""
-    return {k: v for k, v in made.manifest().items() if k not in ("sha256", "generated_at")}
+    said = {k: v for k, v in made.manifest().items() if k not in ("sha256", "generated_at")}
+    return {k: "not recorded" if v is None else v for k, v in said.items() if k != "recorded"}
 
 
 def _require_whole(spend: MonthSpend) -> None:

@@ -8,6 +8,7 @@ from dashboard import components, data, data_months, state, tables_months, viewm
 from dashboard import viewmodels_months as vm
 from dashboard.cost_rule_forms import cost_rules
 from dashboard.month_controls import month_controls
+from dashboard.node_time_form import node_time_form
 
 st.title("Month close")
 chosen = state.filters()
@@ -51,6 +52,7 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
         st.subheader("Adjustments of closed months")
         components.table(adjustments, tables_months.ADJUSTMENTS, key="adjustments")
     month_controls(month, book.spend.state)
+    node_time_form()
 declared = data_months.cost_rules()
 if not components.problem(declared, data.now(), chosen.zone) and declared.value is not None:
     cost_rules(declared.value, chosen.zone)

@@ -82,6 +82,7 @@ CALLS = [
     ("DELETE", f"/api/v1/months/{MONTH}/closing", "months:write", 200),
     ("POST", f"/api/v1/months/{MONTH}/close", "months:write", 409),  # its closing was not begun
     ("POST", f"/api/v1/months/{MONTH}/corrections", "months:write", 422),
+    ("POST", "/api/v1/node-time", "months:write", 422),
     ("GET", "/api/v1/alerts", "alerts:read", 200),
     ("POST", "/api/v1/alerts/1/acknowledge", "alerts:write", 404),
     ("POST", "/api/v1/silences", "alerts:write", 422),

@@ -15,7 +15,7 @@ from control.api import ApiDeps, build_app
 from control.closed_months import closed_month
 from control.database import session_scope
 from control.roles import Actor, Role
-from control.tables import AuditRow, GatewayRow
+from control.tables import AuditRow, GatewayRow, NodeRow
 from fleet.clock import ManualClock
 from tests.month_books import CLOSING_TIME, FEBRUARY, ZONE, write_books
 from tests.postgres_server import FreshDatabase
@@ -128,6 +128,34 @@ def test_the_list_says_what_each_month_is_and_of_a_closed_one_what_proves_it(api
         "closed_by": closed.closed_by,
     }
     assert len(february["sha256"]) == len(february["signature"]) == 64
+
+
+def test_a_nodes_life_is_corrected_over_http(api: Api) -> None:
+    with session_scope(api.database.engine) as session:
+        where, since = "http://127.0.0.1:9", FEBRUARY
+        kept = {"price_class": "on_demand", "state": "active", "created_at": since}
+        session.add(NodeRow(name="n9", base_url=where, pool="a", **kept))
+    body = {"node": "n9", "up": True, "start": "2026-02-03T10:00Z", "end": "2026-02-03T12:30+00:30"}
+    body["reason"] = "registered late"
+    made = api.call("POST", "/api/v1/node-time", "months:write", body, key="k1")
+    assert (made.status_code, made.json()) == (201, {"node": "n9", "changed_node_hours": "2.000000"})
+    again = api.call("POST", "/api/v1/node-time", "months:write", body, key="k1")
+    assert again.json() == made.json()
+    assert api.call("GET", MONTH, "spend:read").json()["total_usd"] == "336.00"  # 12 node-hours at 28
+    down = body | {"up": False, "end": "2026-02-03T11:00Z"}
+    assert api.call("POST", "/api/v1/node-time", "months:write", down).json()["changed_node_hours"] == (
+        "-1.000000"
+    )
+    for change, status in (
+        ({"node": "none"}, 404),
+        ({"start": "0001-01-01T00:00+14:00"}, 422),
+        ({"end": "9999-12-31T23:45-12:00"}, 422),
+        ({"start": "2026-02-03T10:01Z"}, 422),
+        ({"reason": " "}, 422),
+        ({"end": "2026-04-03T11:00Z"}, 409),  # the ledger has not counted so far
+    ):
+        assert api.call("POST", "/api/v1/node-time", "months:write", body | change).status_code == status
+    assert api.call("POST", "/api/v1/node-time", "spend:read", body).status_code == 403
 
 
 @pytest.mark.parametrize(("scope", "status"), [("spend:read", 403), ("fleet:write", 403)])

@@ -15,9 +15,9 @@ from control.closed_months import closed_months
 from control.database import session_scope
 from control.prices import add_price
 from control.roles import Actor, Role
-from control.tables import AuditRow, NodeQuarterRow, PoolRow
+from control.tables import AuditRow, NodeQuarterRow, NodeRow, PoolRow
 from fleet.clock import SystemClock
-from fleet.months import month_at
+from fleet.months import month_at, quarter_of
 from tests.pages.conftest import Show, column, run_page, text
 from tests.postgres_server import FreshDatabase
 
@@ -99,6 +99,42 @@ def test_last_month_is_closed_by_hand(
     next(b for b in at.button if b.label == "Enter the correction").click().run()
     at.selectbox(key="close_month").set_value(this_month.name).run()
     assert column(at, "why") == ["correction 1: refund"]
+
+
+def test_a_nodes_life_is_corrected_on_the_page(
+    full: Show, as_role: Callable[[str], str], dashboard_on: FreshDatabase
+) -> None:
+    as_role("finance")
+    at = full("month_close")
+    with session_scope(dashboard_on.engine) as session:
+        n = NodeQuarterRow
+        last = session.scalars(select(n).order_by(n.last_seen_at.desc()).limit(1)).one()
+        node, quarter = last.node, quarter_of(last.last_seen_at - timedelta(minutes=30))
+        assert session.get(NodeRow, node) is not None
+        times = {"up_s": Decimal(600), "last_seen_at": quarter + timedelta(minutes=10)}
+        key = {"node": node, "quarter": quarter}
+        session.merge(n(pool=last.pool, price_class=last.price_class, **key, **times))
+    at.text_input(key="life_node").set_value(node)
+    at.selectbox(key="life_was").set_value("It did not run")
+    at.text_input(key="life_from").set_value("9999-12-31T23:45-12:00")
+    at.text_input(key="life_to").set_value((quarter + timedelta(minutes=15)).isoformat())
+    at.text_input(key="life_reason").set_value("hung; nobody billed it")
+    button = "Correct node time"
+    next(b for b in at.button if b.label == button).click().run()
+    assert "out of range" in text(at)
+    at.text_input(key="life_from").set_value(quarter.isoformat())
+    next(b for b in at.button if b.label == button).click().run()
+    assert [e.value for e in at.error] == []
+    with session_scope(dashboard_on.engine) as session:
+        assert session.get_one(NodeQuarterRow, (node, quarter)).up_s == 0
+        row = session.scalars(select(AuditRow).where(AuditRow.action == "node.life")).one()
+    assert (row.via, row.note) == ("page", "hung; nobody billed it")
+
+
+def test_a_viewer_corrects_no_node_time(as_role: Callable[[str], str]) -> None:
+    as_role("viewer")
+    at = run_page("month_close", {})
+    assert next(b for b in at.button if b.label == "Correct node time").disabled
 
 
 def test_rules_and_commitments_are_declared_on_the_page_and_refused_with_a_reason(

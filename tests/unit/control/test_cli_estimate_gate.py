@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from control.cli_estimate import estimate
-from control.cli_estimate_gate import whole_days
+from control.cli_estimate_gate import replicated_days, whole_days
 from control.estimate_scenarios import read_scenario
 from control.progress_lines import read_progress
 from fleet.errors import FleetError, InvalidInput
@@ -30,6 +30,13 @@ def scenario(folder: Path, **changes: Any) -> Path:
     path = folder / "scenario.json"
     path.write_text(json.dumps(SMALL | changes))
     return path
+
+
+def confirm_days(path: Path, *words: str) -> str:
+    asked = ["confirm", str(path), "--gate", "--slots", "2", *words]
+    found = CliRunner().invoke(estimate, asked, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout
 
 
 def confirm(path: Path, *words: str) -> str:
@@ -98,6 +105,24 @@ def test_engines_serve_only_behind_the_gate(tmp_path: Path) -> None:
     ):
         with pytest.raises(FleetError, match=said):
             CliRunner().invoke(estimate, ["confirm", path, *words], catch_exceptions=False)
+
+
+def test_other_seeds_simulate_the_days_asked_for_and_say_which_they_are(tmp_path: Path) -> None:
+    path = scenario(tmp_path)
+    few = ["--replications", "2", "--processes", "1", "--days", "2"]
+    shown = confirm_days(path, *few, "--replications-days", "1")
+    assert "2 other seeds on the first day of 2, 95 %" in shown
+    assert "not in the 2 above" in shown
+    document = json.loads(confirm_days(path, *few, "--replications-days", "all", "--json"))
+    assert (document["replications"]["days"], document["replications"]["of_days"]) == (2, 2)
+    assert (replicated_days(None, 30), replicated_days(None, 1), replicated_days("7", 7)) == (2, 1, 7)
+    for text in ("0", "8", "-1", "1.5", "some", "\u0662", ""):
+        with pytest.raises(InvalidInput, match="--replications-days"):
+            replicated_days(text, 7)
+    with pytest.raises(InvalidInput, match="whole month"):
+        CliRunner().invoke(
+            estimate, ["confirm", str(path), "--replications-days", "all"], catch_exceptions=False
+        )
 
 
 def test_parts_of_days_and_other_tiers_are_refused() -> None:

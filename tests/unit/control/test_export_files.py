@@ -7,8 +7,10 @@ import hashlib
 import io
 import re
 import zipfile
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from typing import Any
 from xml.etree import ElementTree
 from zoneinfo import ZoneInfo
@@ -223,8 +225,24 @@ def test_kept_bytes_that_lost_a_row_are_refused() -> None:
 
 def test_a_month_without_lines_is_a_file_with_a_header() -> None:
     empty = month(lines=(), total_usd=Decimal("0.00"))
-    for fmt in FORMATS:
-        assert month_export(empty, fmt, "focus", now=NOW).rows == 0
+    for fmt, layout in product(FORMATS, LAYOUTS):
+        made = month_export(empty, fmt, layout, now=NOW)
+        said = made.manifest()
+        # no node answered in it: what it cost is not 0 but not known
+        assert (said["rows"], said["total_usd"], said["recorded"]) == (0, None, False)
+        assert "nothing is recorded" in str(said["note"])
+        assert made.headers()["X-Rhodeck-Recorded"] == "false"
+        assert "X-Rhodeck-Total-USD" not in made.headers()
+    inside = parquet.read_schema(io.BytesIO(month_export(empty, "parquet", "plain", now=NOW).body)).metadata
+    assert inside[b"rhodeck.total_usd"] == b"not recorded"
+    sheet = month_export(empty, "xlsx", "plain", now=NOW)
+    assert [("s", "total_usd"), ("s", "not recorded")] in cells(sheet.body, sheet=2)
+
+
+def test_a_closed_month_without_lines_cost_nothing_and_says_so() -> None:
+    closed = replace(month(lines=(), total_usd=Decimal("0.00")), state="closed")
+    said = month_export(closed, "csv", "plain", now=NOW).manifest()
+    assert (said["rows"], said["total_usd"], "recorded" in said) == (0, "0.00", False)
 
 
 def test_text_longer_than_a_cell_is_refused_not_cut() -> None:
