@@ -193,33 +193,33 @@ class Accounts:
     """All tenants. Removed ones are kept until they hold nothing and their bucket is full."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self.listed: dict[str, Account] = {}  # by tenant
         self._removed: dict[str, Account] = {}
         self._default: str | None = None
         self._lent: dict[str, TenantShare] = {}
         self._elsewhere: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Account]:
-        yield from self._accounts.values()
+        yield from self.listed.values()
         yield from (account for account in self._removed.values() if account.requests)
 
     def find(self, tenant: str) -> Account | None:
         """Return the account a tenant's requests count against; None: it must be refused."""
-        found = self._accounts.get(tenant)
+        found = self.listed.get(tenant)
         if found is None and self._default is not None:
-            return self._accounts[self._default]
+            return self.listed[self._default]
         return found
 
     def by_name(self, name: str) -> Account:
         """Return an account that holds something, whether or not it was removed since."""
-        found = self._accounts.get(name)
+        found = self.listed.get(name)
         return self._removed[name] if found is None else found
 
     def apply(self, assignment: Assignment, now_s: float) -> None:
         """Take in quotas. Levels and holdings carry over; a new tenant starts with a full bucket."""
         self._default = assignment.policy.default_tenant
-        before = {**self._removed, **self._accounts}
-        self._accounts = {}
+        before = {**self._removed, **self.listed}
+        self.listed = {}
         for name, policy in assignment.policy.tenants.items():
             share = self._in_force(name, assignment.shares[name])
             account = before.pop(name, None)
@@ -229,7 +229,7 @@ class Accounts:
                 account.rule(policy, share)
                 account.bucket.change(share.tokens_per_minute, share.burst_tokens, now_s)
             account.is_rated_elsewhere = name in self._elsewhere
-            self._accounts[name] = account
+            self.listed[name] = account
         self._removed = {
             name: account
             for name, account in before.items()
@@ -251,7 +251,7 @@ class Accounts:
         before, self._lent = self._lent, dict(lent)
         self._elsewhere = elsewhere
         for name in {*before, *lent}:
-            account = self._accounts.get(name)
+            account = self.listed.get(name)
             if account is not None and name in assigned:
                 account.is_rated_elsewhere = name in elsewhere
                 share = self._in_force(name, assigned[name])
@@ -267,7 +267,7 @@ class Accounts:
 
     def levels(self, now_s: float) -> dict[str, int]:
         """Return the tokens left in each bucket that is not full, for `resume` after a restart."""
-        everyone = {**self._removed, **self._accounts}
+        everyone = {**self._removed, **self.listed}
         return {
             name: account.bucket.left_tokens(now_s)
             for name, account in everyone.items()
@@ -279,7 +279,7 @@ class Accounts:
 
         Without this every restart would hand each tenant its burst anew.
         """
-        for name, account in self._accounts.items():
+        for name, account in self.listed.items():
             if levels is None:
                 account.bucket.resume(0, 0.0)
             elif name in levels:

@@ -243,7 +243,7 @@ class NodeBudget:
         self.closed_because = self._reason_closed(is_declared)
         if self.closed_because is not None or state is None or capacity is None:
             self.limit_tokens = self.limit_requests = 0
-            self._count_room()
+            self.hold(0, 0, None, None)
             return
         measured = int((state.kv_used_ratio or 0.0) * capacity)  # None only where capacity is declared
         others_tokens = max(0, measured - self._own_tokens_seen)
@@ -253,7 +253,7 @@ class NodeBudget:
         if rule is not None and (state.kv_used_ratio or 0.0) > rule.guard_ratio:
             self.limit_tokens = -1  # open, and full
         self._refresh_requests(state)
-        self._count_room()
+        self.hold(0, 0, None, None)
 
     def _budget_of(self, capacity: int | None) -> int | None:
         if capacity is None:
@@ -295,14 +295,19 @@ class NodeBudget:
         """Say whether the node takes work at all: known, healthy, seen within `STALE_AFTER_S`."""
         return self.closed_because is None and now_s - self.seen_at_s <= STALE_AFTER_S
 
-    def _count_room(self) -> None:
-        requests = self.requests
+    def hold(self, requests: int, tokens: int, size_class: str | None, held: Holding | None) -> None:
+        """Hold so many requests and tokens more, or less; `held`: what of them on average. None: all."""
+        self.requests = requests = self.requests + requests
+        self.tokens = in_use = self.tokens + tokens
+        if size_class is not None:
+            self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
+        if held is not None:
+            self.expected.count(tokens, held)
         self.load = load = (self.others_requests + requests) * self.per_token
         rule = self.shares.overbooking
-        if rule is None:
-            room = self.limit_tokens - self.tokens
-        else:
-            room = self.limit_tokens - self.expected.in_use(self.tokens, rule)
+        if rule is not None:
+            in_use = self.expected.in_use(in_use, rule)
+        room = self.limit_tokens - in_use
         if room < 0 or requests >= self.limit_requests:
             room = -1
         before, self.room = self.room, room
@@ -327,35 +332,11 @@ class NodeBudget:
 
     def book(self, tokens: int, size_class: str | None, held: Holding | None = None) -> None:
         """Hold tokens for one more request; `held`: what it holds of them on average. None: all."""
-        self.requests += 1
-        self.tokens += tokens
-        if held is None:
-            self.expected.tokens += tokens
-        else:
-            self.expected.add(tokens, held)
-        self._count_room()
-        if size_class is not None:
-            self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
-
-    def grow(self, tokens: int, size_class: str | None) -> None:
-        """Hold more tokens for a request already held: it answers longer than reserved."""
-        self.tokens += tokens
-        self.expected.add(tokens, None)
-        self._count_room()
-        if size_class is not None:
-            self.held_by_class[size_class] = self.held_by_class.get(size_class, 0) + tokens
+        self.hold(1, tokens, size_class, held)
 
     def free(self, tokens: int, size_class: str | None, held: Holding | None = None) -> None:
         """Return one request's tokens, exactly as booked."""
-        self.requests -= 1
-        self.tokens -= tokens
-        if held is None:
-            self.expected.tokens -= tokens
-        else:
-            self.expected.remove(tokens, held)
-        self._count_room()
-        if size_class is not None:
-            self.held_by_class[size_class] -= tokens
+        self.hold(-1, -tokens, size_class, held)
 
     def use(self, now_s: float) -> NodeUse:
         """Return what is held and why the node is closed, if it is."""
@@ -370,7 +351,7 @@ class NodeBudget:
             self.tokens,
             self.budget_tokens,
             closed_because,
-            self.expected.tokens,
+            self.tokens - self.expected.left_out,
             measured,
             self.shares.overbooking is not None and self.expected.is_used,
         )

@@ -68,7 +68,8 @@ class Gate:
         """
         self._placement = Placement()
         self.accounts = Accounts()
-        lines = Lines()
+        self._tally = Tally()
+        lines = Lines(self._tally)
         self._backlog = Backlog(self._placement, lines)
         self._queue = self._backlog.queue
         self._tickets = Tickets(lines, prior_output_tokens)
@@ -77,9 +78,8 @@ class Gate:
         self._entry = Entry(self.accounts, self._refusals)
         self._is_due = False
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
-        self._tally = Tally()
         self._leases: dict[int, Lease] = {}
-        self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._tally, self._leases)
+        self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._leases)
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
         self._now_s = 0.0
 
@@ -124,7 +124,7 @@ class Gate:
         """Decide on a request. A refused one uses up nothing."""
         self._now_s = now_s
         entry, would_refuse = self._entry, NOTHING
-        account = self.accounts.find(request.tenant)
+        account = self.accounts.listed.get(request.tenant)  # None: it may still count as the default's
         tier = request.tier if request.tier is not None or account is None else account.tier
         if (
             account is None
@@ -261,7 +261,7 @@ class Gate:
 
     def _open_lease(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Lease:
         tokens, held, placement = ticket.tokens, ticket.held, self._placement
-        book.book(tokens, ticket.size_class, held)
+        book.hold(1, tokens, ticket.size_class, held)
         lease = Lease(
             ticket,
             book,
@@ -277,7 +277,7 @@ class Gate:
         self._leases[ticket.ticket_id] = lease
         if self.recalls.is_on:
             self.recalls.opened(lease)
-        self._tally.open(lease)
+        ticket.line.tally.open(lease)
         return lease
 
     def poll(self, now_s: float) -> list[Event]:
@@ -333,9 +333,9 @@ class Gate:
         if lease.held is not None:
             lease.held = Holding(lease.held.tokens + more, lease.held.variance)
         ticket = lease.ticket
-        lease.book.grow(more, ticket.size_class)
+        lease.book.hold(0, more, ticket.size_class, None)
         ticket.holder.grow(more, is_ghost=ticket.is_ghost)
-        self._tally.grow(lease, more)
+        ticket.line.tally.in_flight_tokens += more
         self._now_s = now_s
 
     def release(
@@ -359,15 +359,16 @@ class Gate:
         del self._leases[ticket.ticket_id]
         if self.recalls.by_node:
             self.recalls.began(lease)
-        book.free(lease.tokens, ticket.size_class, lease.held)
+        tokens = lease.tokens
+        book.hold(-1, -tokens, ticket.size_class, lease.held)
         if book.target is None:
             self._placement.forget_if_empty(book)
         used = ticket.prompt_tokens if prompt_tokens is None else prompt_tokens
         used += lease.output_tokens if output_tokens is None else output_tokens
-        ticket.holder.end(lease.tokens, ticket.tokens, used, ticket.is_ghost, ticket.is_charged)
+        ticket.holder.end(tokens, ticket.tokens, used, ticket.is_ghost, ticket.is_charged)
         if outcome is Outcome.COMPLETED and output_tokens is not None:
             self._tickets.learn(ticket, output_tokens)
-        self._tally.in_flight_tokens[ticket.tier] -= lease.tokens  # as `Tally.close`
+        ticket.line.tally.in_flight_tokens -= tokens
         self._now_s = now_s  # as `_touch`: a call less for each request
         self._is_due = self._queue.requests > 0
         return True
@@ -382,15 +383,15 @@ class Gate:
         return GateSnapshot(
             is_ready=self._entry.policy is not None and self._placement.any_open(now_s),
             in_flight_requests=len(self._leases),
-            in_flight_tokens=sum(self._tally.in_flight_tokens.values()),
-            in_flight_tokens_by_tier=dict(self._tally.in_flight_tokens),
+            in_flight_tokens=sum(self._tally.in_flight_tokens().values()),
+            in_flight_tokens_by_tier=self._tally.in_flight_tokens(),
             queues={tier: self._queue.state(tier, now_s) for tier in TIERS},
-            dispatched_tokens_by_tier=dict(self._tally.dispatched_tokens),
-            longest_wait_s_by_tier=dict(self._tally.longest_wait_s),
+            dispatched_tokens_by_tier=self._tally.dispatched_tokens(),
+            longest_wait_s_by_tier=self._tally.longest_wait_s(),
             tenants={account.name: account.use(now_s) for account in self.accounts},
             nodes={book.name: book.use(now_s) for book in self._placement},
             oldest_lease_age_s=0.0 if oldest is None else now_s - oldest.opened_at_s,
-            most_passed_ratio_by_tier=dict(self._tally.most_passed_ratio),
+            most_passed_ratio_by_tier=self._tally.most_passed_ratio(),
             most_ahead_ratio_by_tier={
                 tier: state.most_ahead_ratio for tier, state in self._queue.tiers.items()
             },

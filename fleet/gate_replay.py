@@ -283,7 +283,10 @@ class _Replay:
     def _start(self, place: int, node: str, lease: Lease, now_s: float) -> None:
         arrival = self.arrivals[place]
         servers = self.servers
-        self.result.queued_s[place] = lease.queued_s + self.waited_s.pop(place, 0.0)
+        queued_s = lease.queued_s
+        if self.waited_s:
+            queued_s += self.waited_s.pop(place, 0.0)
+        self.result.queued_s[place] = queued_s
         if not servers.start(place, arrival, node, self._priorities[lease.ticket.tier], now_s):
             self.gate.release(
                 lease, prompt_tokens=0, output_tokens=0, outcome=Outcome.UPSTREAM_ERROR, now_s=now_s
@@ -320,26 +323,27 @@ class _Replay:
 
     def _finish(self, now_s: float) -> None:
         result, release, arrivals = self.result, self.gate.release, self.arrivals
-        longer, leases = self.longer, self.leases
-        for place, first_s, is_answered in self.servers.finished(now_s):
-            arrival = arrivals[place]
-            lease = leases.pop(place)
-            self.places.pop(lease.lease_id, None)
+        longer, leases, outcomes = self.longer, self.leases, result.outcomes
+        for _, place, first_s, is_answered in self.servers.finished(now_s):
+            arrival, lease = arrivals[place], leases.pop(place)
+            if self.is_recalling:
+                self.places.pop(lease.lease_id, None)
             if longer:
                 longer.pop(place, None)
-            outcome = Outcome.COMPLETED if is_answered else Outcome.UPSTREAM_ERROR
+            outcome, output_tokens = Outcome.UPSTREAM_ERROR, 0
+            if is_answered:
+                at_s, outcome, output_tokens = arrival.at_s, Outcome.COMPLETED, arrival.output_tokens
+                result.output_tokens += output_tokens
+                result.first_s[place] = first_s - at_s
+                result.e2e_s[place] = now_s - at_s
             release(
                 lease,
                 prompt_tokens=arrival.request.prompt_tokens,
-                output_tokens=arrival.output_tokens if is_answered else 0,
+                output_tokens=output_tokens,
                 outcome=outcome,
                 now_s=now_s,
             )
-            result.outcomes[place] = outcome
-            if is_answered:
-                result.output_tokens += arrival.output_tokens
-                result.first_s[place] = first_s - arrival.at_s
-                result.e2e_s[place] = now_s - arrival.at_s
+            outcomes[place] = outcome
 
     def _poll(self, now_s: float) -> None:
         for event in self.gate.poll(now_s):

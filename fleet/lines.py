@@ -14,6 +14,7 @@ from fleet.drain import DrainMeter
 from fleet.lengths import LengthSketch, OutputLengths
 from fleet.outcomes import TIERS, Tier
 from fleet.pool_names import model_of, placed_as
+from fleet.tally import Tally, TierTally
 
 if TYPE_CHECKING:
     from fleet.budget import Pool
@@ -25,23 +26,24 @@ class Model:
 
     __slots__ = ("lengths", "lines", "meter", "name", "requests", "tokens")
 
-    def __init__(self, name: str, lengths: dict[str, LengthSketch]) -> None:
+    def __init__(self, name: str, lengths: dict[str, LengthSketch], tally: Tally) -> None:
         self.name = name
         self.lengths = lengths  # by endpoint
         self.meter = DrainMeter()  # of all tiers
         self.requests = 0  # that wait
         self.tokens = 0
-        self.lines = {tier: Line(self, tier) for tier in TIERS}
+        self.lines = {tier: Line(self, tier, tally.tiers[tier]) for tier in TIERS}
 
 
 class Line:
     """One model in one tier."""
 
-    __slots__ = ("lanes", "model", "pool", "requests", "tier", "tokens", "waits_since_s")
+    __slots__ = ("lanes", "model", "pool", "requests", "tally", "tier", "tokens", "waits_since_s")
 
-    def __init__(self, model: Model, tier: Tier) -> None:
+    def __init__(self, model: Model, tier: Tier, tally: TierTally) -> None:
         self.model = model
         self.tier = tier
+        self.tally = tally  # of its tier, all models together
         self.pool: Pool | None = None  # no node serves it
         self.waits_since_s = 0.0  # without a break, while something waits
         self.lanes: dict[str | None, Lane] = {}  # by size class
@@ -64,7 +66,8 @@ class Line:
 class Lines:
     """The lines of all models that nodes serve, or that something waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
         self._lengths = OutputLengths()
         self._models: dict[str, Model] = {}
         self._bound: Collection[str] = ()
@@ -77,7 +80,7 @@ class Lines:
         """Return a line; one of a model that nobody serves is not remembered: anybody can make up names."""
         found = self._models.get(model)
         if found is None:
-            found = Model(model, {})
+            found = Model(model, {}, self._tally)
         return found.lines[tier]
 
     def now(self, line: Line) -> Line:
@@ -94,7 +97,7 @@ class Lines:
         served = {name for name, _ in pools}
         served |= {model_of(name) for name in served}  # also where all its nodes serve a part only
         for name in sorted(served - self._models.keys()):
-            self._models[name] = Model(name, self._lengths.of_model(model_of(name)))
+            self._models[name] = Model(name, self._lengths.of_model(model_of(name)), self._tally)
         for pool in pools.values():
             pool.waiting = 0
         for line in self:

@@ -37,10 +37,10 @@ def deviations(overflow_probability: float) -> float:
 class Expected:
     """What the requests on one node hold on average, and whether room is measured by it now."""
 
-    __slots__ = ("_back_off_until_s", "_gap", "_preemptions", "_spread", "_variance", "is_used", "tokens")
+    __slots__ = ("_back_off_until_s", "_gap", "_preemptions", "_spread", "_variance", "is_used", "left_out")
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.left_out = 0  # tokens reserved that are not held on average
         self._variance = 0.0
         self._spread = 0.0  # largest variance of one request so far: that of the next one, at most
         self._gap = 0  # largest part of a reservation left out so far
@@ -48,25 +48,22 @@ class Expected:
         self._back_off_until_s = float("-inf")
         self.is_used = False
 
-    def add(self, tokens: int, held: Holding | None) -> None:
-        """Count a request in: `tokens` reserved, of which it holds `held` on average; None: all."""
-        if held is None:
-            self.tokens += tokens
+    def count(self, tokens: int, held: Holding) -> None:
+        """Count a request in: `tokens` reserved, of which it holds `held` on average. Out: `-tokens`.
+
+        A request that holds on average all that it reserved is not counted.
+        """
+        if tokens < 0:
+            self.left_out += tokens + held.tokens
+            self._variance = max(0.0, self._variance - held.variance)
             return
-        self.tokens += held.tokens
+        left_out = tokens - held.tokens
+        self.left_out += left_out
         self._variance += held.variance
         if held.variance > self._spread:
             self._spread = held.variance
-        if tokens - held.tokens > self._gap:
-            self._gap = tokens - held.tokens
-
-    def remove(self, tokens: int, held: Holding | None) -> None:
-        """Count a request out, exactly as it was counted in."""
-        if held is None:
-            self.tokens -= tokens
-            return
-        self.tokens -= held.tokens
-        self._variance = max(0.0, self._variance - held.variance)
+        if left_out > self._gap:
+            self._gap = left_out
 
     def observe(self, state: NodeState) -> None:
         """Take in a reading: it says whether averages may be trusted."""
@@ -84,4 +81,5 @@ class Expected:
         """
         if not self.is_used:
             return reserved_tokens + self._gap
-        return math.ceil(self.tokens + rule.deviations * math.sqrt(self._variance + self._spread))
+        held = reserved_tokens - self.left_out
+        return math.ceil(held + rule.deviations * math.sqrt(self._variance + self._spread))

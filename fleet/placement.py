@@ -214,7 +214,15 @@ class Placement:
             return None
         if request.avoid or request.prefix_key or ticket.size_class:
             return self.choose(ticket, (), now_s)
-        return self._choose_freely(pool, ticket.room_tokens, now_s - STALE_AFTER_S)
+        tokens, seen_since_s, by_room = ticket.room_tokens, now_s - STALE_AFTER_S, self._by_room
+        for group in pool.groups:  # as `_choose_freely`, which would cost a call for each request
+            book = group.choose(tokens, seen_since_s, by_room)
+            if book is not None:
+                self.rule = BY_ROOM if by_room else BY_LOAD
+                self.candidates = group.candidates
+                return book
+        pool.count_most_room()
+        return None
 
     def choose(self, ticket: Ticket, keep_free: Sequence[Ticket], now_s: float) -> NodeBudget | None:
         """Return the node to send to now, or None when none has room. O(nodes).

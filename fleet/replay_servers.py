@@ -83,8 +83,8 @@ class Servers(Protocol):
         """Take a request. False: it can never run there."""
         ...
 
-    def finished(self, now_s: float) -> Iterable[tuple[int, float, bool]]:
-        """Advance to `now_s`; return (place, first token at, was answered) of each request that ended."""
+    def finished(self, now_s: float) -> Iterable[tuple[float, int, float, bool]]:
+        """Advance to `now_s`; return (end, place, first token at, was answered) of each that ended."""
         ...
 
     def has_begun(self, place: int, now_s: float) -> bool:
@@ -117,7 +117,7 @@ class PacedServers:
 
     def __init__(self, nodes: Sequence[ReplayNode]) -> None:
         self._nodes = {node.name: node for node in nodes}
-        self._ends: list[tuple[float, int, float]] = []  # (end, place, first token)
+        self._ends: list[tuple[float, int, float, bool]] = []  # (end, place, first token, True)
         #: By place: start, first token, end, output tokens.
         self._running: dict[int, tuple[float, float, float, int]] = {}
         self.next_s = _NEVER
@@ -132,19 +132,19 @@ class PacedServers:
             service_s = prefill_s + decode_s * output_tokens
         end_s, first_s = now_s + service_s, now_s + prefill_s + decode_s
         first_s = first_s if first_s < end_s else end_s
-        heappush(self._ends, (end_s, place, first_s))
+        heappush(self._ends, (end_s, place, first_s, True))
         self._running[place] = (now_s, first_s, end_s, output_tokens)
         if end_s < self.next_s:
             self.next_s = end_s
         return True
 
-    def finished(self, now_s: float) -> list[tuple[int, float, bool]]:
+    def finished(self, now_s: float) -> list[tuple[float, int, float, bool]]:
         ends, running = self._ends, self._running
-        found: list[tuple[int, float, bool]] = []
+        found: list[tuple[float, int, float, bool]] = []
         while ends and ends[0][0] <= now_s:
-            _, place, first_s = heappop(ends)
-            del running[place]
-            found.append((place, first_s, True))
+            ended = heappop(ends)
+            del running[ended[1]]
+            found.append(ended)
         self.next_s = ends[0][0] if ends else _NEVER
         return found
 
@@ -243,7 +243,7 @@ class EngineServers:
             self.next_s = min(self.next_s, end_s)
         return True
 
-    def finished(self, now_s: float) -> Iterator[tuple[int, float, bool]]:
+    def finished(self, now_s: float) -> Iterator[tuple[float, int, float, bool]]:
         while self._moving and self._moving[0][0] <= now_s:
             place = heappop(self._moving)[1]
             running = self._running[place]
@@ -251,12 +251,12 @@ class EngineServers:
             output = running.arrival.output_tokens - running.produced
             if not self._submit(place, running, running.node, request.prompt_tokens + 1, output, now_s):
                 del self._running[place]
-                yield place, running.first_s, False
+                yield now_s, place, running.first_s, False
         while self._steps and self._steps[0][0] <= now_s:
             yield from self._step()
         self._set_next()
 
-    def _step(self) -> Iterator[tuple[int, float, bool]]:
+    def _step(self) -> Iterator[tuple[float, int, float, bool]]:
         """Run the step that ends first."""
         end_s, name = self._steps[0]
         engine = self._engines[name]
@@ -282,7 +282,7 @@ class EngineServers:
                 self._move(place, running, name, end_s)
                 continue
             del self._running[place]
-            yield place, running.first_s, is_answered
+            yield end_s, place, running.first_s, is_answered
 
     def _move(self, place: int, running: _Running, name: str, now_s: float) -> None:
         running.produced = 1

@@ -20,7 +20,6 @@ from fleet.offers import Lease, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.placement import Outlook, Placement
 from fleet.policy import Policy
-from fleet.tally import Tally
 from fleet.tickets import Tickets
 
 #: How the node of the request that took the room was chosen, in words.
@@ -45,13 +44,11 @@ class Recalls:
         placement: Placement,
         backlog: Backlog,
         tickets: Tickets,
-        tally: Tally,
         leases: dict[int, Lease],
     ) -> None:
         self._placement = placement
         self._backlog = backlog
         self._tickets = tickets
-        self._tally = tally
         self._leases = leases
         self._most = dict.fromkeys(TIERS, 0)
         self.by_node: dict[str, dict[int, Lease]] = {}  # what may be taken back, by number
@@ -158,7 +155,7 @@ class Recalls:
         lease.is_open = False
         del self._leases[lease.lease_id]
         book.free(lease.tokens, lease.size_class, lease.held)
-        self._tally.close(lease)
+        lease.ticket.line.tally.in_flight_tokens -= lease.tokens
         ticket = self._tickets.again(lease, now_s)
         ticket.holder.queued += 1
         self._backlog.join(ticket, now_s)

@@ -12,7 +12,7 @@ from fleet.backlog import Backlog
 from fleet.fairflows import Flow
 from fleet.gate import Dispatch, Evicted, Lease, Queued
 from fleet.outcomes import TIERS, Outcome, Tier
-from fleet.tally import Tally
+from fleet.tally import TierTally
 
 
 def tokens_by(leases: list[Lease], name: str) -> dict[str, float]:
@@ -300,7 +300,7 @@ def test_a_request_for_nothing_that_others_passed_is_counted():
     started = open_gate().offer(request(prompt_tokens=0, max_tokens=0), 0.0)
     assert isinstance(started, Dispatch)
     started.lease.ticket.passed_tokens = 1_000
-    tally = Tally()
+    tally = TierTally()
     tally.open(started.lease)
-    assert tally.in_flight_tokens[Tier.INTERACTIVE] == 0
-    assert tally.most_passed_ratio[Tier.INTERACTIVE] == 0
+    assert tally.in_flight_tokens == 0
+    assert tally.most_passed_ratio == 0
