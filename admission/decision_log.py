@@ -205,22 +205,18 @@ class DecisionLog:
 
     def __init__(self, length: int) -> None:
         """`length` (>= 0) requests are kept; 0: none."""
-        self._ring: deque[Entry] = deque()
-        self._length = length
-        self._by_id: dict[str, Entry] = {}
+        self._ring = deque[Entry](maxlen=length)
 
     def add(self, entry: Entry) -> None:
         """Keep an entry; the oldest makes room for it."""
-        if not self._length:
-            return
-        if len(self._ring) >= self._length:
-            del self._by_id[self._ring.popleft().request_id]
         self._ring.append(entry)
-        self._by_id[entry.request_id] = entry
 
     def find(self, request_id: str) -> Entry | None:
-        """Return a request's entry; None when it is not, or no longer, kept."""
-        return self._by_id.get(request_id)
+        """Return a request's entry; None when it is not, or no longer, kept.
+
+        It looks through them all: people ask now and then, requests come by the thousand.
+        """
+        return next((one for one in reversed(self._ring) if one.request_id == request_id), None)
 
     def newest_first(self) -> Iterator[Entry]:
         """Yield the entries, newest first."""

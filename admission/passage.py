@@ -10,18 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from admission.answers import HeaderList
 from admission.calls import Call
 from admission.decision_log import DecisionLog, Entry
 from admission.estimate import PromptEstimator
 from admission.identity import Caller
-from admission.metrics import GatewayMetrics
+from admission.metrics import Flow, GatewayMetrics
 from admission.running_journal import RunningJournal
 from admission.sse import Usage
 from admission.trace_context import context_of
 from admission.tracing_form import SpanMaker, SpanSink
+from admission.usage_json import UsageForms, draft_json, record_json
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
@@ -42,6 +41,7 @@ class Ledger:
     estimator: PromptEstimator
     pool_of: Callable[[str], str]
     decisions: DecisionLog
+    forms: UsageForms
     revision: int | None  # of the policy in force
 
 
@@ -53,7 +53,7 @@ class Passage:
         self.caller = caller
         self.call = call
         self.request_id = request_id
-        self.flow = (caller.label, caller.tier.value)
+        self.flow: Flow = (caller.label, caller.tier)
         self._arrived_s = ledger.clock.monotonic_s()
         self._sent_s = self._arrived_s
         self._last_lease: Lease | None = None
@@ -196,7 +196,9 @@ class Passage:
         """Note, on disk too, that the request goes to an engine now."""
         self._answering_since_s = self._ledger.clock.monotonic_s()
         if self.lease is not None:
-            self._ledger.journal.begin(self.request_id, self._draft(self.lease, self.lease.prompt_tokens))
+            self._ledger.journal.begin_json(
+                self.request_id, self._draft(self.lease, self.lease.prompt_tokens)
+            )
 
     def reached(self) -> None:
         """Note that the engine that answers has the request."""
@@ -283,34 +285,29 @@ class Passage:
             return lease.prompt_tokens, self.events
         return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
 
-    def _draft(self, lease: Lease, prompt_tokens: int) -> dict[str, Any]:
+    def _draft(self, lease: Lease, prompt_tokens: int) -> bytes:
         """Return the part of the usage record that is known before the answer."""
-        return {
-            "tenant": self.caller.tenant,
-            "key_id": self.caller.key_id,
-            "tier": lease.tier,
-            "model": self.call.model,
-            "endpoint": self.call.endpoint,
-            "node": lease.node,
-            "pool": self._ledger.pool_of(lease.node),
-            "prompt_tokens": prompt_tokens,
-            "reserved_tokens": lease.tokens,
-            "queued_s": self._queued_s or 0.0,
-        }
+        ledger, caller, call, node = self._ledger, self.caller, self.call, lease.node
+        names = ledger.forms.names(
+            caller.tenant, caller.key_id, call.model, call.endpoint, node, ledger.pool_of(node)
+        )
+        queued_s = self._queued_s or 0.0
+        return draft_json(names, self.request_id, lease.tier, prompt_tokens, lease.tokens, queued_s)
 
     def _record(self, lease: Lease, outcome: Outcome, prompt: int, output: int) -> None:
         """Count the tokens and write the one usage record (`fleet.messages.UsageRecord`)."""
         ledger, usage = self._ledger, self.usage
         ledger.metrics.count_tokens(self.flow, prompt, output)
         seq = ledger.spool.next_seq
-        record = self._draft(lease, prompt)
-        record["seq"] = seq
-        record["request_id"] = self.request_id
-        record["outcome"] = outcome
-        record["cached_tokens"] = None if usage is None else usage.cached_tokens
-        record["output_tokens"] = output
-        record["exact"] = usage is not None
-        record["ttft_s"] = self.ttft_s
-        record["engine_s"] = ledger.clock.monotonic_s() - self._sent_s
-        record["finished_at_s"] = ledger.clock.now().timestamp()
-        ledger.spool.append_json(seq, orjson.dumps(record))
+        record = record_json(
+            self._draft(lease, prompt),
+            seq,
+            outcome,
+            None if usage is None else usage.cached_tokens,
+            output,
+            usage is not None,
+            self.ttft_s,
+            ledger.clock.monotonic_s() - self._sent_s,
+            ledger.clock.now().timestamp(),
+        )
+        ledger.spool.append_json(seq, record)

@@ -46,8 +46,11 @@ class RunningJournal:
 
     def begin(self, request_id: str, draft: dict[str, Any]) -> None:
         """Note that a request goes to an engine, with what its record will say of it."""
-        draft["request_id"] = request_id
-        line = self._running[request_id] = b"+%s\n" % orjson.dumps(draft)
+        self.begin_json(request_id, orjson.dumps(draft | {"request_id": request_id}))
+
+    def begin_json(self, request_id: str, draft: bytes) -> None:
+        """Note it as `begin` does, of a draft that is JSON already and names the request."""
+        line = self._running[request_id] = b"+" + draft + b"\n"
         if self._ended:
             self._ended.append(line)
             self.flush()

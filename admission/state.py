@@ -21,6 +21,7 @@ from admission.running_journal import RunningJournal
 from admission.settings import Settings
 from admission.siblings import Siblings
 from admission.tracing_form import SpanMaker
+from admission.usage_json import UsageForms
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
@@ -48,6 +49,7 @@ class GatewayState:
     prompt_counts: PromptCounts | None = None  # where a tokenizer is configured
     tracing: SpanMaker | None = None  # where a collector is configured
     repeats: RepeatWatch = field(default_factory=RepeatWatch)
+    forms: UsageForms = field(default_factory=UsageForms)
     assignment: Assignment | None = None
     digest: str | None = None
     is_from_disk: bool = False
@@ -78,6 +80,7 @@ class GatewayState:
             self.estimator,
             self.pool_of,
             self.decisions,
+            self.forms,
             revision,
         )
         return self._ledger
