@@ -168,7 +168,7 @@ class App:
         yield Family("process_resident_memory_bytes", "Memory of the process.", (), {(): _resident_bytes()})
 
     def _nodes_by_state(self) -> dict[tuple[str, ...], int]:
-        counts = {(name,): 0 for name in _NODE_STATES}
+        counts: dict[tuple[str, ...], int] = {(name,): 0 for name in _NODE_STATES}
         snapshot = self._state.gate.snapshot(self._state.clock.monotonic_s())
         for node, because in self._nodes.conditions(snapshot.nodes).items():
             name = because or ("trial" if self._nodes.is_on_trial(node) else "open")
