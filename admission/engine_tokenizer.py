@@ -13,7 +13,7 @@ import orjson
 
 from admission.calls import Call
 from admission.nodes import NodeBook
-from admission.passthrough import open_addresses
+from admission.passthrough import open_nodes
 from admission.prompt_counts import PromptCounts
 from admission.state import GatewayState
 from admission.tokenizer_files import TokenizerFiles
@@ -40,10 +40,11 @@ class EngineTokenizer:
 
     async def count(self, call: Call) -> int | None:
         """Return what a node counts; None when none is open, or it fails or refuses."""
-        addresses = open_addresses(self._state.assignment, self._nodes, call.model)
-        if not addresses:
+        targets = open_nodes(self._state, self._nodes, call.model)
+        if not targets:
             return None
-        url = secrets.choice(addresses) + "/tokenize"
+        node = secrets.choice(targets)
+        url = node.base_url.rstrip("/") + "/tokenize"
         try:
             exchange = await self._upstream.post(url, _body(call), f"tok-{secrets.token_hex(12)}")
             try:
@@ -52,7 +53,10 @@ class EngineTokenizer:
             finally:
                 exchange.close()
             answer: object = orjson.loads(body) if is_well else None
-        except (NodeFailed, orjson.JSONDecodeError):
+        except NodeFailed:
+            self._nodes.request_failed(node.name)
+            return None
+        except orjson.JSONDecodeError:
             return None
         found = cast("dict[str, Any]", answer).get("count") if isinstance(answer, dict) else None
         is_count = isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**31

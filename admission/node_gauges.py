@@ -38,6 +38,19 @@ def node_families(outliers: Outliers, now_s: float) -> Iterator[Family]:
         {(): outliers.withheld},
         "counter",
     )
+    yield Family(
+        _PREFIX + "node_panics_total",
+        "Times an ejected node was tried before its time because too few others served.",
+        ("node",),
+        {(name,): count for name, count in outliers.panics.items()},
+        "counter",
+    )
+    yield Family(
+        _PREFIX + "panicking_groups",
+        "Groups of nodes that serve the same requests, below the panic threshold.",
+        (),
+        {(): outliers.panicking(now_s)},
+    )
     left = {
         (name,): record.out_until_s - now_s for name, record in records if record.stage(now_s) is Stage.OUT
     }

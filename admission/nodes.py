@@ -186,11 +186,11 @@ class NodeBook:
         self._judge(standing, engines, asked_at_s)
 
     def _judge(self, standing: Standing, engines: tuple[EngineReading, ...], asked_at_s: float) -> None:
-        now_s = self.clock.monotonic_s()
-        state = node_state(standing.target.name, engines, asked_at_s)
+        now_s, name = self.clock.monotonic_s(), standing.target.name
+        state = node_state(name, engines, asked_at_s)
         if not standing.is_well:
             self._close(standing, "unhealthy")
-        elif self.outliers.stage(standing.target.name, now_s) is Stage.OUT:
+        elif self.outliers.stage(name, now_s) is Stage.OUT and not self._is_tried(name, now_s):
             self._close(standing, "ejected")
         elif _is_frozen(standing, engines, asked_at_s):
             self._close(standing, "frozen")
@@ -198,8 +198,15 @@ class NodeBook:
             if standing.closed_because:
                 log.info("node open", extra={"node": standing.target.name})
             standing.closed_because = ""
-            most = self.outliers.most_requests(standing.target.name, now_s)
+            most = self.outliers.most_requests(name, now_s)
             self.observe(state if most is None else replace(state, most_requests=most))
+
+    def _is_tried(self, name: str, now_s: float) -> bool:
+        """Put an ejected node on trial before its time if too few others serve; say whether it was."""
+        is_tried = self.outliers.tried_early(name, now_s)
+        if is_tried:
+            log.warning("ejected node tried early", extra={"node": name, "because": "panic threshold"})
+        return is_tried
 
     def _close(self, standing: Standing, because: str) -> None:
         if standing.closed_because != because:

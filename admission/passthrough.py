@@ -20,10 +20,10 @@ from admission.calls import unambiguous
 from admission.identity import Caller
 from admission.metrics import Family
 from admission.nodes import NodeBook
-from admission.state import GatewayState
+from admission.state import GatewayState, with_adapters
 from admission.upstream import NodeFailed, Upstream
 from fleet.errors import InvalidInput, NotFound
-from fleet.messages import Assignment
+from fleet.messages import NodeTarget
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
@@ -47,6 +47,7 @@ class Passthrough:
         self._upstream = upstream
         self._open: Counter[str] = Counter()  # by tenant
         self._turns = itertools.count()
+        self._failed = set[str]()  # nodes whose last call of these failed
         self._counts: defaultdict[tuple[str, ...], int] = defaultdict(int)
 
     async def answer(self, caller: Caller, path: str, raw: bytes) -> Answer:
@@ -101,20 +102,32 @@ class Passthrough:
         return 0 if quota is None else quota.max_concurrent_requests
 
     async def _pass(self, target: str, model: str, raw: bytes) -> Answer:
-        """Ask a node; another one when it fails. The calls change nothing, so twice is no harm."""
-        urls = open_addresses(self._state.assignment, self._nodes, model)
-        if not urls:
+        """Ask a node; another one when it fails. The calls change nothing, so twice is no harm.
+
+        A failure counts against the node as any request's. That it tokenizes again takes back only such
+        failures: an engine may be dead behind a front end that tokenizes.
+        """
+        targets = open_nodes(self._state, self._nodes, model)
+        if not targets:
             return outcome_answer(Outcome.NO_NODES, f"No node of {model[:100]!r} is open.")
         first = next(self._turns)
         why = ""
-        for turn in range(min(_TRIES, len(urls))):
+        for turn in range(min(_TRIES, len(targets))):
+            node = targets[(first + turn) % len(targets)]
             try:
                 async with asyncio.timeout(_DEADLINE_S):
-                    return await self._ask(urls[(first + turn) % len(urls)] + target, raw)
+                    answer = await self._ask(node.base_url.rstrip("/") + target, raw)
             except NodeFailed as exc:
                 why = str(exc)
             except TimeoutError:
                 why = f"no answer in {_DEADLINE_S:g} s"
+            else:
+                if node.name in self._failed:
+                    self._failed.discard(node.name)
+                    self._nodes.request_worked(node.name)
+                return answer
+            self._failed.add(node.name)
+            self._nodes.request_failed(node.name)
         return outcome_answer(Outcome.UPSTREAM_ERROR, f"The engine failed: {why}.")
 
     async def _ask(self, url: str, raw: bytes) -> Answer:
@@ -140,11 +153,11 @@ class Passthrough:
         ]
 
 
-def open_addresses(assignment: Assignment | None, nodes: NodeBook, model: str) -> list[str]:
-    """Return the addresses of the open nodes that serve a model."""
-    conditions = nodes.conditions({})
+def open_nodes(state: GatewayState, nodes: NodeBook, model: str) -> list[NodeTarget]:
+    """Return the open nodes that serve a model, as an adapter found on them, too."""
+    conditions, held = nodes.conditions({}), state.assignment
     return [
-        node.base_url.rstrip("/")
-        for node in (() if assignment is None else assignment.nodes)
+        node
+        for node in (() if held is None else with_adapters(held, state.adapters).nodes)
         if model in node.models and conditions.get(node.name) == ""
     ]

@@ -4,7 +4,8 @@ Owns the counts per node and the rules of the policy's `routing.ejection`. Times
 ratios 0..1, counts requests. A request fails when the node refuses it, breaks off, answers 5xx or not in
 time. Prevents: a node that fails every request at once looking idle and drawing all traffic, a fault in
 front of all nodes emptying the fleet, and a node that is still broken getting its full share back at once.
-Source: Envoy, "Outlier detection" (consecutive gateway failures, success rate, ejection times).
+Source: Envoy, "Outlier detection" (consecutive gateway failures, success rate, ejection times) and "Panic
+threshold".
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class Ejection(BaseModel):
     One where that is less than one, and never the last."""
     trial_requests: Annotated[Whole, Field(ge=1, le=1000)] = 3
     """A node that comes back takes so many requests at once until as many were answered."""
+    panic_threshold_ratio: Annotated[Real, Field(ge=0, le=1)] = 0.5
+    """When less than this part of the nodes that serve the same requests takes requests, those that are out
+    are tried again at once. 0: never."""
 
 
 class Because(StrEnum):
@@ -78,7 +82,9 @@ class Record:
     failures_in_row: int = 0
     worked: int = 0  # in this interval
     failed: int = 0
+    out_since_s: float = float("-inf")
     out_until_s: float = float("-inf")
+    because: Because | None = None  # why it was taken out last
     times_out: int = 0  # doubles the next time out; falls by one with each interval in service
     trials_left: int = 0  # answers until it is let in wholly
     pace_s: float = 0.0  # mean seconds a token, exponentially weighted
@@ -99,12 +105,14 @@ class Outliers:
         self._rules = rules or Ejection()
         self._records: dict[str, Record] = {}
         self._groups: tuple[frozenset[str], ...] = ()
+        self._pools: tuple[frozenset[str], ...] = ()  # without the one of all nodes
         #: Says whether a node takes no work for a reason that is not known here.
         self.is_closed: Callable[[str], bool] = lambda _: False
         self._due_s: float | None = None
         self.ejections: Counter[tuple[str, str]] = Counter()  # by node and `Because`
         self.failures: Counter[str] = Counter()  # by node
         self.withheld = 0  # not taken out because too many were out
+        self.panics: Counter[str] = Counter()  # by node: tried before its time
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
         return iter(self._records.items())
@@ -129,7 +137,9 @@ class Outliers:
         """
         self._rules = rules
         wanted = set(names)
-        self._groups = tuple({frozenset(wanted), *(frozenset(group) & wanted for group in groups)})
+        pools = {frozenset(group) & wanted for group in groups}
+        self._groups = tuple({frozenset(wanted), *pools})
+        self._pools = tuple(pools) or self._groups
         for name in self._records.keys() - wanted:
             self.forget(name)
         for name in wanted - self._records.keys():
@@ -143,6 +153,7 @@ class Outliers:
         """Drop a node: it left, or another process stands at its place."""
         self._records.pop(name, None)
         self.failures.pop(name, None)
+        self.panics.pop(name, None)
         for key in [key for key in self.ejections if key[0] == name]:
             del self.ejections[key]
 
@@ -150,6 +161,28 @@ class Outliers:
         """Return whether a node takes requests; one that is not known does."""
         record = self._records.get(name)
         return Stage.IN if record is None else record.stage(now_s)
+
+    def is_in_panic(self, group: Collection[str], now_s: float) -> bool:
+        """Say whether so few nodes of a group take requests that ejection is passed over in it."""
+        serving = sum(
+            self._records[one].stage(now_s) is not Stage.OUT and not self.is_closed(one) for one in group
+        )
+        return serving < self._rules.panic_threshold_ratio * len(group)
+
+    def panicking(self, now_s: float) -> int:
+        """Return how many groups of nodes that serve the same requests are in panic."""
+        return sum(self.is_in_panic(pool, now_s) for pool in self._pools)
+
+    def tried_early(self, name: str, now_s: float) -> bool:
+        """Put a node that is out on trial if a group of its is in panic; say whether that was done."""
+        record = self._records.get(name)
+        if record is None or record.stage(now_s) is not Stage.OUT:
+            return False
+        if not any(name in pool and self.is_in_panic(pool, now_s) for pool in self._pools):
+            return False
+        record.out_until_s = now_s
+        self.panics[name] += 1
+        return True
 
     def most_requests(self, name: str, now_s: float) -> int | None:
         """Return how many requests a node may have at once: on trial a few; None: as many as fit."""
@@ -192,6 +225,7 @@ class Outliers:
             return []
         rules = self._rules
         doublings = min(record.times_out, 40)
+        record.out_since_s, record.because = now_s, because
         record.out_until_s = now_s + min(rules.base_s * 2**doublings, max(rules.max_s, rules.base_s))
         record.times_out += 1
         record.failures_in_row = 0

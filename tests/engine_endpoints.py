@@ -28,6 +28,7 @@ class Noting(Protocol):
     prompt_tokens: int
     tokenized: list[dict[str, Any]]
     holds_tokenize: threading.Event | None
+    tokenize_status: int
 
     async def note(self, request: web.Request) -> Noted: ...
 
@@ -57,6 +58,8 @@ def add_routes(app: web.Application, engine: Noting) -> None:
         held = engine.holds_tokenize
         while held is not None and not held.is_set():
             await asyncio.sleep(0.01)
+        if engine.tokenize_status != 200:
+            return web.Response(status=engine.tokenize_status)
         if "messages" in body:
             text = "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
         else:

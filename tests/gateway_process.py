@@ -63,6 +63,7 @@ class FakeEngine:
     prompt_tokens: int = PROMPT_TOKENS
     tokenized: list[dict[str, Any]] = field(default_factory=list)
     holds_tokenize: threading.Event | None = None  # until it is set, no tokenizing is answered
+    tokenize_status: int = 200
 
     @property
     def base_url(self) -> str:

@@ -31,6 +31,10 @@ def test_requests_for_an_adapter_go_to_the_nodes_that_hold_it(tmp_path: Path) ->
         assert [ask("sql-lora") for _ in range(6)] == [200] * 6
         assert [len(engine.served) for engine in engines] == [6, 0]
         assert {record["model"] for record in gateway.usage()} == {"sql-lora"}
+        for _ in range(4):  # its tokenizer is where the adapter is
+            there = client.post("/tokenize", json={"model": "sql-lora", "prompt": "a"})
+            assert there.status_code == 200
+        assert [len(engine.tokenized) for engine in engines] == [4, 0]
         assert [ask(MODEL) for _ in range(6)] == [200] * 6
         assert len(first.served) + len(second.served) == 12
         # a push that is about something else loses nothing, and an adapter that is unloaded goes

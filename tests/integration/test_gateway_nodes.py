@@ -116,6 +116,9 @@ def test_a_node_that_was_ejected_comes_back_by_a_few_trials(
     assert gateway.push(document).status_code == 200
     serve(gateway, 6, "fault=500")
     (name,) = gateway.status()["nodes_apart"]  # of two nodes only one may be out
+    ((told, out),) = gateway.status()["nodes_out"].items()
+    assert (told, out["because"]) == (name, "consecutive_failures")
+    assert out["until_s"] - out["since_s"] == pytest.approx(1.0)  # base_s, the first time
     assert gateway.metric("rhodeck_gateway_node_ejections_total", node=name) >= 1
     eventually(lambda: gateway.status()["nodes_apart"] == {name: "on trial"})
     eventually(lambda: usable(gateway) == 2)
@@ -131,6 +134,46 @@ def test_a_node_that_was_ejected_comes_back_by_a_few_trials(
     for thread in threads:
         thread.join()
     eventually(lambda: gateway.status()["nodes_apart"] == {})
+
+
+def test_when_the_last_node_dies_the_ejected_one_is_tried_at_once(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    document = assignment(engines, generation=2)
+    document["policy"]["routing"] = {"ejection": {"base_s": 3_600.0, "max_s": 3_600.0}}
+    assert gateway.push(document).status_code == 200
+    serve(gateway, 6, "fault=500")
+    (name,) = gateway.status()["nodes_apart"]
+    assert gateway.metric("rhodeck_gateway_panicking_groups") == 0  # one of two is half
+    next(engine for engine in engines if engine.name != name).stop()
+    eventually(lambda: serve(gateway, 1) == [200])  # an hour before its time
+    assert gateway.metric("rhodeck_gateway_node_panics_total", node=name) == 1
+    assert serve(gateway, 8) == [200] * 8
+    assert name not in gateway.status()["nodes_apart"]  # its trial was passed
+
+
+def test_a_node_whose_tokenizing_fails_is_ejected_and_one_that_recovers_is_not_blamed(
+    gateway: GatewayProcess, engines: list[FakeEngine]
+) -> None:
+    def tokenize(count: int) -> list[int]:
+        with gateway.client() as client:
+            body = {"model": chat()["model"], "prompt": "a"}
+            return [client.post("/tokenize", json=body).status_code for _ in range(count)]
+
+    broken = engines[0]
+    broken.tokenize_status = 500
+    assert tokenize(4) == [200] * 4  # in turn: two of them went on to the other node
+    assert gateway.metric("rhodeck_gateway_node_failures_total", node="node-1") == 2
+    broken.tokenize_status = 200
+    assert tokenize(4) == [200] * 4  # which takes the two back: three in a row eject
+    broken.tokenize_status = 500
+    assert tokenize(4) == [200] * 4
+    assert gateway.metric("rhodeck_gateway_node_ejections_total") == 0
+    assert tokenize(2) == [200] * 2
+    assert gateway.metric("rhodeck_gateway_node_ejections_total", node="node-1") == 1
+    before = len(broken.tokenized)
+    assert tokenize(6) == [200] * 6
+    assert len(broken.tokenized) == before
 
 
 def test_load_spreads_over_nodes(gateway: GatewayProcess, engines: list[FakeEngine]) -> None:

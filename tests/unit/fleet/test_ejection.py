@@ -211,3 +211,47 @@ def test_a_node_on_trial_gets_a_few_requests_at_once_and_no_more():
     gate.observe([state("n1", 0.2)], 0.2)
     again = [gate.offer(request(number), 0.2) for number in range(20, 40)]
     assert sum(isinstance(one, Dispatch) and one.node == "n1" for one in again) > 10
+
+
+def test_with_less_than_half_in_service_those_out_are_tried_at_once():
+    # Of four, two are out. The third is closed: one of four is left, a quarter, below the half.
+    made, closed = outliers(4, base_s=60.0), set[str]()
+    made.is_closed = closed.__contains__
+    assert [fail(made, name, 0.0) for name in ("n0", "n1")] == [["n0"], ["n1"]]
+    assert not made.tried_early("n0", 1.0)  # two of four serve: not less than half
+    assert made.panicking(1.0) == 0
+    closed.add("n2")
+    assert made.panicking(1.0) == 1
+    assert made.tried_early("n0", 1.0)
+    assert (made.stage("n0", 1.0), made.most_requests("n0", 1.0)) == (Stage.TRIAL, 3)
+    # With n0 back two of four serve again: n1 stays out for its time.
+    assert not made.tried_early("n1", 1.0)
+    assert made.stage("n1", 1.0) is Stage.OUT
+    assert made.panics == {"n0": 1}
+
+
+def test_the_last_node_dies_while_the_other_is_out_and_that_one_comes_back():
+    made, closed = outliers(2, base_s=60.0, trial_requests=1), set[str]()
+    made.is_closed = closed.__contains__
+    assert fail(made, "n0", 0.0) == ["n0"]
+    assert not made.tried_early("n0", 0.0)  # one of two is half
+    closed.add("n1")
+    assert made.tried_early("n0", 0.0)
+    assert fail(made, "n0", 0.0) == []  # there is nobody else: it goes on being tried
+    assert made.stage("n0", 0.0) is Stage.TRIAL
+    made.worked("n0", 0.0)
+    assert made.stage("n0", 0.0) is Stage.IN
+
+
+def test_panic_counts_the_nodes_that_serve_the_same_requests_and_can_be_switched_off():
+    made, closed = Outliers(), set[str]()
+    made.is_closed = closed.__contains__
+    names = [f"a{place}" for place in range(8)] + ["b0", "b1"]
+    for ratio, tried in ((0.0, False), (0.5, True)):
+        rules = Ejection(base_s=60.0, panic_threshold_ratio=ratio)
+        made.apply(rules, names, [names[:8], names[8:]], now_s=0.0)
+        if not tried:
+            assert fail(made, "b0", 0.0) == ["b0"]
+            closed.add("b1")
+        # Eight of ten serve in all; of b0 and b1 none does.
+        assert made.tried_early("b0", 1.0) is tried
