@@ -9,6 +9,7 @@ import random
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from admission.quota_lease import QuotaLeases
 from admission.quota_wire import Script, StoreError, address_of, connect
 from admission.waiting import WaitingRoom
 from control.assignments import build
-from fleet.clock import SystemClock
+from fleet.clock import Clock, SystemClock
 from fleet.errors import InvalidInput
 from fleet.gate import Gate
 from fleet.messages import NodeTarget
@@ -55,11 +56,25 @@ def policy_of(**quota: int) -> Policy:
     return parse(document | {"tenants": {TENANT: tenant}})
 
 
+class SkewedClock(SystemClock):
+    """The clocks of a machine whose wall time, and time since its start, are off by so much."""
+
+    def __init__(self, skew_s: float) -> None:
+        self._skew_s = skew_s
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self._skew_s)
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self._skew_s
+
+
 class Member:
     """A gateway's admission without its HTTP: gate, waiting room, leases, exact quotas."""
 
-    def __init__(self, name: str, url: str, folder: Path, policy: Policy, life_s: float) -> None:
-        clock = SystemClock()
+    def __init__(
+        self, name: str, url: str, folder: Path, policy: Policy, life_s: float, clock: Clock
+    ) -> None:
         gate = Gate(random.Random(1), prior_output_tokens=0)
         self.room = WaitingRoom(gate, clock)
         folder.mkdir(exist_ok=True)
@@ -95,10 +110,20 @@ class Member:
 
 @contextlib.asynccontextmanager
 async def members(
-    url: str, folder: Path, count: int = 3, *, life_s: float = 30.0, trusted: bool = True, **quota: int
+    url: str,
+    folder: Path,
+    count: int = 3,
+    *,
+    life_s: float = 30.0,
+    trusted: bool = True,
+    skews_s: tuple[float, ...] = (0.0, 0.0, 0.0),
+    **quota: int,
 ) -> AsyncIterator[list[Member]]:
     policy = policy_of(**quota)
-    made = [Member(name, url, folder / name, policy, life_s) for name in NAMES[:count]]
+    made = [
+        Member(name, url, folder / name, policy, life_s, SkewedClock(skew_s))
+        for name, skew_s in zip(NAMES[:count], skews_s, strict=False)
+    ]
     for member in made:
         member.beating = asyncio.create_task(member.exact.run())
     try:
@@ -146,6 +171,41 @@ def test_parallel_requests_at_three_gateways_get_the_burst_once(store: QuotaStor
             assert (limit.name, limit.quota, limit.needed) == ("tokens_per_minute", 60, 100)
             assert limit.reset_s is not None
             assert 30 < limit.reset_s <= 100  # one token flows back a second
+
+    asyncio.run(go())
+
+
+def test_gateways_with_clocks_an_hour_off_mint_and_lose_nothing(store: QuotaStore, tmp_path: Path) -> None:
+    """By the clock of one an hour passes between two calls, which is 3,600 tokens at 60 a minute."""
+
+    def server_s() -> float:
+        seconds, micros = store.ask("TIME").split(b"\r\n")[2::2][:2]
+        return int(seconds) + int(micros) / 1e6
+
+    async def go() -> None:
+        began_s = server_s()
+        async with members(store.url, tmp_path, skews_s=(3_600.0, -3_600.0, 0.0)) as (fast, slow, right):
+            first, second = await fast.ask(500), await slow.ask(300)
+            assert isinstance(first, Dispatch)
+            assert isinstance(second, Dispatch)
+            fast.end(first, used=200)
+            slow.end(second, used=300)
+            await eventually(lambda: held_in(store, "T") == 0)
+            # 1,000 less 500 are left, whoever asks, and what flowed back: a token a second of the server's.
+            refused = await fast.ask(600)
+            assert isinstance(refused, Refused)
+            assert refused.outcome is Outcome.REJECTED_QUOTA_RATE
+            flowed = server_s() - began_s  # at most
+            assert flowed < 90, "the machine stood still: nothing can be told"
+            assert isinstance(await slow.ask(600), Refused)
+            third = await right.ask(400)
+            assert isinstance(third, Dispatch)
+            assert isinstance(await slow.ask(200), Refused)  # 100 are left
+            # The level is the sum of what was taken, less what flowed back by the server's time.
+            right.end(third, used=400)
+            await eventually(lambda: held_in(store, "T") == 0)
+            assert 900 - (server_s() - began_s) <= held_in(store, "x") <= 900
+            assert all(member.exact.is_trusted for member in (fast, slow, right))
 
     asyncio.run(go())
 
