@@ -29,11 +29,27 @@ from sqlalchemy.orm import Session
 
 from control.embedded import EmbeddedPostgres
 from fleet.clock import ManualClock
+from tests import suite
 from tests.postgres_server import THROW_AWAY, DatabaseFactory, FreshDatabase, open_folder
 
 # A slow machine is no counter-example.
 settings.register_profile("rhodeck", deadline=None)
 settings.load_profile("rhodeck")
+
+suite.keep_files_in_memory()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    suite.keep_order(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    suite.longest_first(config, items)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name no test after bytes: packed ones hold the time they were packed at, and workers must agree."""
+    return argname if isinstance(val, bytes) else None
 
 
 @pytest.fixture
