@@ -132,14 +132,8 @@ class Backlog:
         return max(next_here) + ticket.tokens if next_here else 0
 
     def start_directly(self, ticket: Ticket, book: NodeBudget) -> None:
-        """Count a request that starts without having waited."""
-        queue = self.queue
-        if not queue.requests:
-            state = queue.tiers[ticket.tier]  # it is everybody's turn
-            queue.charge_tier(state, ticket.tokens, True)
-            state.charge_tenant(ticket, True)
-            return
-        is_alone = queue.tiers[ticket.tier].requests == 0
+        """Count a request that starts without having waited, while others wait."""
+        is_alone = self.queue.tiers[ticket.tier].requests == 0
         self._count_start(ticket, book, in_turn=False, tenant_in_turn=is_alone)
 
     def _count_start(

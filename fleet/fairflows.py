@@ -34,11 +34,11 @@ class Tag:
 class FairTags:
     """Virtual time of one level, and where each key's next start lies on it."""
 
-    __slots__ = ("_most_owed", "_tags", "virtual")
+    __slots__ = ("_most_owed", "by_key", "virtual")
 
     def __init__(self) -> None:
         self.virtual = 0.0
-        self._tags: dict[str, Tag] = {}
+        self.by_key: dict[str, Tag] = {}
         self._most_owed = LARGEST_DEBT_TOKENS
 
     def find(self, key: str) -> Tag:
@@ -46,9 +46,9 @@ class FairTags:
 
         Its next request starts at `finish`, or at `virtual` where that is later: idle time is no credit.
         """
-        tag = self._tags.get(key)
+        tag = self.by_key.get(key)
         if tag is None:
-            tag = self._tags[key] = Tag()
+            tag = self.by_key[key] = Tag()
         return tag
 
     def charge(self, tag: Tag, tokens: int, weight: int, in_turn: bool) -> None:

@@ -152,6 +152,27 @@ class FairQueue:
         ends, latest = start + tokens / state.weight, virtual + self._most_owed / state.weight
         state.start = ends if ends < latest else latest
 
+    def charge_alone(self, ticket: Ticket) -> None:
+        """Count a start while nothing waits, in tier and tenant: it is everybody's turn."""
+        tokens, state, virtual = ticket.tokens, self.tiers[ticket.tier], self._virtual
+        start = state.start
+        if start > virtual:
+            self._virtual = virtual = start
+            for one in self.states:
+                if one.start < virtual:
+                    one.start = virtual
+        most_owed = 4 * tokens
+        if most_owed > self._most_owed:
+            self._most_owed = most_owed
+        else:
+            most_owed = self._most_owed
+        ends, latest = start + tokens / state.weight, virtual + most_owed / state.weight
+        state.start = ends if ends < latest else latest
+        tags, name = state.tags, ticket.holder.name
+        tags.charge(tags.by_key.get(name) or tags.find(name), tokens, ticket.weight, True)
+        for lane in state.lanes:
+            lane.next = None
+
     def expired(self, now_s: float) -> list[Ticket]:
         """Return the requests whose deadline is reached, earliest first. The caller takes them out."""
         first_s = self.next_deadline_s()

@@ -126,13 +126,8 @@ class Gate:
         entry, would_refuse = self._entry, NOTHING
         account = self.accounts.listed.get(request.tenant)  # None: it may still count as the default's
         tier = request.tier if request.tier is not None or account is None else account.tier
-        if (
-            account is None
-            or account.is_over_budget
-            or tier is None
-            or tier not in account.allowed_tiers
-            or entry.is_shut
-        ):
+        is_known = account is not None and tier is not None and tier in account.allowed_tiers
+        if account is None or tier is None or not is_known or account.is_over_budget or entry.is_shut:
             self._refusals.about = None
             standing = entry.standing(request)
             if isinstance(standing, Refused):
@@ -186,7 +181,10 @@ class Gate:
 
     def _start_now(self, ticket: Ticket, book: NodeBudget, now_s: float) -> Dispatch:
         ticket.holder.accept(ticket.tokens, ticket.is_ghost, ticket.is_charged)
-        self._backlog.start_directly(ticket, book)
+        if self._queue.requests:
+            self._backlog.start_directly(ticket, book)
+        else:
+            self._queue.charge_alone(ticket)
         return Dispatch(book.name, self._open_lease(ticket, book, now_s))
 
     def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:

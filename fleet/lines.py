@@ -69,16 +69,16 @@ class Lines:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._lengths = OutputLengths()
-        self._models: dict[str, Model] = {}
+        self.models: dict[str, Model] = {}
         self._bound: Collection[str] = ()
 
     def __iter__(self) -> Iterator[Line]:
-        for model in self._models.values():
+        for model in self.models.values():
             yield from model.lines.values()
 
     def find(self, model: str, tier: Tier) -> Line:
         """Return a line; one of a model that nobody serves is not remembered: anybody can make up names."""
-        found = self._models.get(model)
+        found = self.models.get(model)
         if found is None:
             found = Model(model, {}, self._tally)
         return found.lines[tier]
@@ -96,14 +96,14 @@ class Lines:
         self._bound = bound
         served = {name for name, _ in pools}
         served |= {model_of(name) for name in served}  # also where all its nodes serve a part only
-        for name in sorted(served - self._models.keys()):
-            self._models[name] = Model(name, self._lengths.of_model(model_of(name)), self._tally)
+        for name in sorted(served - self.models.keys()):
+            self.models[name] = Model(name, self._lengths.of_model(model_of(name)), self._tally)
         for pool in pools.values():
             pool.waiting = 0
         for line in self:
             line.pool = found = pools.get((placed_as(line.model.name, bound), line.tier))
             if found is not None:
                 found.waiting += line.requests
-        self._models = {
-            name: model for name, model in self._models.items() if model.requests or name in served
+        self.models = {
+            name: model for name, model in self.models.items() if model.requests or name in served
         }

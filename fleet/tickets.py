@@ -81,7 +81,8 @@ class Tickets:
 
     def make(self, request: Request, account: Account, tier: Tier, now_s: float) -> Ticket:
         """Return a ticket for a request that came now."""
-        line = self._lines.find(request.model, tier)
+        model = self._lines.models.get(request.model)
+        line = self._lines.find(request.model, tier) if model is None else model.lines[tier]
         output_tokens, basis = self._output(request, line)
         prompt_tokens = request.prompt_tokens
         tokens = prompt_tokens + output_tokens
