@@ -45,16 +45,17 @@ def expected_ahead(rates: Any, k: int, day_bins: int, ahead_bins: int, demand: f
 
 @compiled
 def follow_wish(k: int, wish: int, held: int, cold_bins: int, pending: Any, counts: Any) -> None:
-    """Launch what is missing for `wish`; drop what is above `held`, nodes not yet ready first."""
+    """Launch what is missing for `wish`; drop what is above `held`, nodes not yet ready first.
+
+    Nodes become ready before controllers act: what is launched in a bin serves from the next one at best.
+    """
     have = counts[READY] + counts[PENDING]
+    ready_at = k + max(cold_bins, 1)
     if wish > have:
-        if cold_bins == 0:
-            counts[READY] += wish - have
-        else:
-            pending[k + cold_bins] += wish - have
-            counts[PENDING] += wish - have
+        pending[ready_at] += wish - have
+        counts[PENDING] += wish - have
     elif held < have:
-        drop, at = have - held, k + cold_bins
+        drop, at = have - held, ready_at
         while drop > 0 and counts[PENDING] > 0:
             taken = min(drop, pending[at])
             pending[at] -= taken
@@ -80,14 +81,13 @@ def turn_burst(
 ) -> None:
     """Start every missing burst node, or stop all after a long enough calm.
 
-    `pool`: warm-up in bins, up, down, cooldown in bins.
+    `pool`: warm-up in bins, up, down, cooldown in bins. Without a warm-up they serve from the next bin on.
     """
     if demand > pool[1] * base_rps or queue > 0:
         counts[LOW_SINCE] = -1
         for i in range(state.size):
             if state[i] == OFF:
-                state[i] = RUNNING if pool[0] == 0 else WARMING
-                since[i] = k + int(pool[0])
+                state[i], since[i] = WARMING, k + int(pool[0])
     elif demand < pool[2] * base_rps and queue == 0:
         if counts[LOW_SINCE] < 0:
             counts[LOW_SINCE] = k

@@ -125,6 +125,18 @@ def test_a_cold_start_is_billed_and_serves_nothing() -> None:
     assert served[24] == pytest.approx(120.0)
 
 
+def test_what_needs_no_warm_up_serves_from_the_next_bin_on() -> None:
+    # The order of a bin: nodes become ready, then controllers act. Bin 0 has what there was: one node.
+    auto = {"mode": "reactive", "rho": 1.0, "min": 1, "max": 4, "stab_s": 0, "cold_s": 0}
+    r = simulate([12.0] * 12, read_strategy({"n": 1, "D": 0, "auto": auto}))
+    assert r.nodes_by_bin[0] == 4  # billed from launch
+    assert r.refused_by_bin.tolist() == [90.0] + [0.0] * 11
+    burst = {"n": 3, "price": 6, "warm_s": 0, "up": 0.9, "down": 0.1, "cooldown_s": 300}
+    r = simulate([12.0] * 12, read_strategy({"n": 1, "D": 0, "burst": burst}))
+    assert r.refused_by_bin.tolist() == [90.0] + [0.0] * 11
+    assert r.burst_hours == pytest.approx(3 * 12 * BIN_S / 3600)
+
+
 def test_interrupted_burst_nodes_lose_what_they_hold() -> None:
     rates = [6.0] * 400
     burst = {"n": 1, "price": 6, "warm_s": 0, "up": 0.9, "down": 0.1, "cooldown_s": 300, "interrupt_h": 0.5}
