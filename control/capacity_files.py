@@ -70,16 +70,16 @@ def _lines(handle: TextIO, path: Path) -> Iterator[str]:
         yield line
 
 
-def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield rows as text by column, at most MAX_ROWS. Raises InvalidInput naming the broken line."""
+def read_rows(path: Path, most: int = MAX_ROWS) -> Iterator[dict[str, str]]:
+    """Yield rows as text by column, at most `most`. Raises InvalidInput naming the broken line."""
     with open_csv(path) as handle:
         reader = csv.DictReader(_lines(handle, path), strict=True)
         try:
             _refuse_column_twice(reader.fieldnames or (), path)
-            for row in islice(reader, MAX_ROWS + 1):
-                if reader.line_num > MAX_ROWS:
+            for row in islice(reader, most + 1):
+                if reader.line_num > most:
                     raise InvalidInput(
-                        f"{path} has more than {MAX_ROWS} rows",
+                        f"{path} has more than {most} rows",
                         field="FILE",
                         hint="Split it by engine or take every n-th scrape",
                     )

@@ -20,7 +20,7 @@ from control.rate_profile_files import BUNDLED
 
 
 @click.command("compare")
-@click.argument("what", metavar="FILE|A|B|C|D")
+@click.argument("what", metavar="FILE|NAME")
 @click.option("--json", "shown", flag_value="json", help="Print JSON.")
 @click.option("--csv", "shown", flag_value="csv", help="Print CSV.")
 @click.option("--days", type=FiniteRange(0.01, 62), default=7, show_default=True, help="Of `recorded`.")

@@ -113,7 +113,7 @@ def stored_traffic(session: Session, name: str) -> RateProfile:
         raise InvalidInput(
             f"there is no traffic {name[:80]!r}",
             field="/traffic",
-            hint="Choose A, B, C or D, or one of `rhodeck estimate traces list`",
+            hint=f"Choose one of {', '.join(BUNDLED)}, or of `rhodeck estimate traces list`",
         )
     raw = zlib.decompressobj().decompress(row.rates, MONTH_BINS * _BYTES_A_BIN + 1)
     if hashlib.sha256(raw).hexdigest() != row.sha256:

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control.capacity_files import read_rows
+from control.rate_profile_uploads import MAX_ROWS, MAX_UPLOAD_MB, uploaded_profile
 from control.tables import GatewayRow, GatewaySampleRow
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, MONTH_BINS
@@ -27,23 +28,39 @@ BUNDLED = {
     "B": "one 90 s burst to 30 requests/s each hour (made)",
     "C": "ServeGen m-large: 14 days of production rates in 10-minute windows, scaled to mean 12",
     "D": "ServeGen deepseek-r1: a day of production rates in 10-minute windows, scaled to mean 12",
+    "azure-conv": "Azure 2023, conversation: 58 minutes of requests, 5.5 a second (CC-BY-4.0)",
+    "azure-code": "Azure 2023, code: 57 minutes of requests in heavy bursts, 2.6 a second (CC-BY-4.0)",
+    "mooncake": "Mooncake, synthetic: 17 minutes of long requests, 3.9 a second (Apache-2.0)",
 }
+_SCALED = ("C", "D")
 RECORDED = "recorded"
 #: The recorded shapes are scaled to this mean, so that the four profiles can be compared.
 BUNDLED_MEAN_RPS = 12.0
 
 
 def bundled_profile(name: str) -> RateProfile:
-    """Return one of the profiles that come with Rhodeck: A, B, C or D."""
+    """Return one of the profiles that come with Rhodeck."""
     if name not in BUNDLED:
-        raise InvalidInput(f"there is no bundled profile {name[:40]!r}", hint="Choose A, B, C or D")
+        raise InvalidInput(
+            f"there is no bundled profile {name[:40]!r}", hint=f"Choose one of {', '.join(BUNDLED)}"
+        )
     profile = read_profile(name, BUNDLED[name], read_rows(FOLDER / f"{name}.csv.gz"))
-    return profile.scaled_to(BUNDLED_MEAN_RPS) if name in "CD" else profile
+    return profile.scaled_to(BUNDLED_MEAN_RPS) if name in _SCALED else profile
 
 
 def file_profile(path: Path) -> RateProfile:
-    """Return the profile in a CSV file, compressed or not."""
-    return read_profile(path.name, f"file {path.name}", read_rows(path))
+    """Return the profile in a CSV file, compressed or not, or in a Parquet file."""
+    if _is_parquet(path):
+        return uploaded_profile(path.name, path.read_bytes(), f"file {path.name}")
+    return read_profile(path.name, f"file {path.name}", read_rows(path, MAX_ROWS))
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1" and path.stat().st_size <= MAX_UPLOAD_MB * 1_000_000
+    except OSError:
+        return False  # whoever reads it as CSV says why it cannot be
 
 
 def recorded_rates(session: Session, since: datetime, until: datetime) -> RateProfile:

@@ -15,11 +15,11 @@ from typing import Any
 
 from fleet.errors import InvalidInput
 from fleet.rate_profiles import RateProfile, read_csv_text, read_profile
+from fleet.trace_columns import KNOWN, TIMES
 
 MAX_UPLOAD_MB = 64
 MAX_UNPACKED_BYTES = 600_000_000
 MAX_ROWS = 5_000_000
-_COLUMNS = ("bin", "rate_rps", "t_s", "input_tokens", "output_tokens")
 _LONGEST_LINE = 4_096
 _TELL_EVERY = 20_000  # lines
 
@@ -80,18 +80,18 @@ def _parquet_rows(body: bytes, tell: Callable[[int, int], object]) -> Iterator[d
                 field="/profile",
                 hint=f"At most {MAX_ROWS:,}",
             )
-        fields = [field for field in file.schema_arrow if field.name in _COLUMNS]
+        fields = [field for field in file.schema_arrow if field.name.strip().lower() in KNOWN]
         if not fields:
             seen = ", ".join(str(column)[:30] for column in file.schema_arrow.names[:8])
             raise InvalidInput(
                 f"the file has the columns {seen}",
                 field="/profile",
-                hint="Give t_s, or t_s and rate_rps, or bin and rate_rps",
+                hint="Give t_s or timestamp, or t_s and rate_rps, or bin and rate_rps",
             )
         _require_numbers(pa, fields)
         done = 0
         for batch in file.iter_batches(batch_size=50_000, columns=[field.name for field in fields]):
-            for row in batch.to_pylist():
+            for row in _plain(pa, batch).to_pylist():
                 yield {key: "" if value is None else str(value) for key, value in row.items()}
             done += batch.num_rows
             tell(done, file.metadata.num_rows)
@@ -99,14 +99,24 @@ def _parquet_rows(body: bytes, tell: Callable[[int, int], object]) -> Iterator[d
         raise InvalidInput(f"the Parquet file cannot be read: {str(exc)[:200]}", field="/profile") from exc
 
 
+def _plain(pa: Any, batch: Any) -> Any:
+    """Instants in microseconds: finer ones no `datetime` holds. Those without a zone are UTC."""
+    fields = [
+        pa.field(f.name, pa.timestamp("us", tz=f.type.tz or "UTC")) if pa.types.is_timestamp(f.type) else f
+        for f in batch.schema
+    ]
+    return pa.Table.from_batches([batch]).cast(pa.schema(fields), safe=False)
+
+
 def _require_numbers(pa: Any, fields: list[Any]) -> None:
     """Refuse texts and lists before they are read: one long value said once may stand in every row."""
     for field in fields:
-        if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+        is_time = field.name.strip().lower() in TIMES and pa.types.is_timestamp(field.type)
+        if not (is_time or pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
             raise InvalidInput(
                 f"the column {field.name} holds {str(field.type)[:40]}",
                 field="/profile",
-                hint="Give integers or floats",
+                hint="Give integers or floats; timestamp may hold instants",
             )
     if len({field.name for field in fields}) < len(fields):
         raise InvalidInput("the file has a column twice", field="/profile")

@@ -2,15 +2,16 @@
 
 Owns: the formats a profile may have and how a shorter one fills the month. Rates are requests/s, times
 seconds. A profile is rates in 10 s bins (`bin,rate_rps`), rates held for longer steps (`t_s,rate_rps`),
-or a trace of requests (`t_s`, optionally `input_tokens` and `output_tokens`). Prevents: a missing bin read
-as no traffic, and a trace whose half-filled last bin looks like a lull.
+or a trace of requests (`t_s`, optionally `input_tokens` and `output_tokens`; or as published, see
+`fleet.trace_columns`). Prevents: a missing bin read as no traffic, and a trace whose half-filled last bin
+looks like a lull.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, DAY_BINS, MONTH_BINS
+from fleet.trace_columns import TraceColumns, clock_of, trace_columns
 
 MAX_ROWS = 50_000_000
 MAX_DAYS = 366
 MAX_RATE_RPS = 1e9
 _HINT = (
     "Give columns bin,rate_rps (10 s bins from 0), t_s,rate_rps (even steps), "
-    "or t_s[,input_tokens,output_tokens] (one row a request)"
+    "or t_s[,input_tokens,output_tokens] (one row a request; timestamp for instants)"
 )
 
 
@@ -75,7 +77,9 @@ class RateProfile:
                 "give tokens_in, tokens_out and mu for that mix"
             )
         if self.filled_share > 0:
-            found.append(f"{self.filled_share:.1%} of the bins were not recorded and hold the rate before")
+            found.append(
+                f"{self.filled_share:.1%} of the bins were not recorded and hold the rate before"
+            )
         return found
 
 
@@ -91,8 +95,9 @@ def read_profile(name: str, source: str, rows: Iterable[Mapping[str, str]]) -> R
         return RateProfile(name, _numbered(everything), source)
     if {"t_s", "rate_rps"} <= columns:
         return RateProfile(name, _held(everything), source)
-    if "t_s" in columns:
-        return _trace(name, source, everything)
+    trace = trace_columns(columns)
+    if trace is not None:
+        return _trace(name, source, everything, trace, clock_of(trace, first))
     seen = ", ".join(sorted(str(column)[:30] for column in columns)[:8])
     raise InvalidInput(f"profile {name} has the columns {seen}", field="/profile", hint=_HINT)
 
@@ -172,18 +177,25 @@ def _held(rows: Iterable[Mapping[str, str]]) -> NDArray[np.float64]:
     return np.repeat(np.array(rates), int(step_s // BIN_S))
 
 
-def _trace(name: str, source: str, rows: Iterable[Mapping[str, str]]) -> RateProfile:
+def _trace(
+    name: str,
+    source: str,
+    rows: Iterable[Mapping[str, str]],
+    columns: TraceColumns,
+    clock: Callable[[str, int], float],
+) -> RateProfile:
     """Requests counted into bins. The last bin is left out: it ends with the recording."""
     counts: list[int] = []
     prompt = output = 0.0
     requests = 0
     before = 0.0
-    has_tokens = True
+    prompt_of, output_of = columns.prompt, columns.output
+    has_tokens = bool(prompt_of)
     for line, row in _limited(rows):
-        at_s = _number(row, "t_s", line)
+        at_s = clock(row.get(columns.time) or "", line)
         if at_s < before or at_s > MAX_DAYS * 86_400:
             raise InvalidInput(
-                f"line {line}: t_s is {at_s:g} after {before:g}",
+                f"line {line}: {columns.time} is {at_s:g} after {before:g}",
                 field="/profile",
                 hint="Order the requests by time, in seconds from the start of the trace, at most a year",
             )
@@ -192,10 +204,10 @@ def _trace(name: str, source: str, rows: Iterable[Mapping[str, str]]) -> RatePro
         counts.extend([0] * (place + 1 - len(counts)))
         counts[place] += 1
         requests += 1
-        has_tokens = has_tokens and bool(row.get("input_tokens")) and bool(row.get("output_tokens"))
+        has_tokens = has_tokens and bool(row.get(prompt_of)) and bool(row.get(output_of))
         if has_tokens:
-            prompt += _number(row, "input_tokens", line)
-            output += _number(row, "output_tokens", line)
+            prompt += _number(row, prompt_of, line)
+            output += _number(row, output_of, line)
     whole = counts[:-1] or counts
     return RateProfile(
         name,
