@@ -165,7 +165,7 @@ class Inbound:
         self._end()
 
     def _lines(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-        lines = [b"%s: %s\r\n" % pair for pair in headers]
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
         lines.append(self._way.date())
         return lines
 
