@@ -170,13 +170,13 @@ def _shape(document: dict[str, Any]) -> ModelShape:
         architecture=_first(cast("Any", names)) or text.word("model_type") or "unnamed",
         hidden=hidden,
         heads=heads,
-        kv_heads=text.count("num_key_value_heads", "multi_query_group_num", default=heads, high=heads),
+        kv_heads=_kv_heads(text, heads),
         head_dim=head_dim,
         mlp_width=text.count("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         mlp_matrices=2 if text.word("model_type") in _UNGATED else 3,
         vocabulary=text.count("vocab_size"),
         is_tied=tied.flag("tie_word_embeddings", default=text.word("model_type") in _TIED),
-        context=text.count("max_position_embeddings", "n_positions", default=4096),
+        context=text.count(*_CONTEXT, default=4096),
         layers=layers,
         window=window,
         weight_bits=32 if dtype == "float32" else 16,
@@ -191,6 +191,10 @@ def _shape(document: dict[str, Any]) -> ModelShape:
     )
 
 
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_ONE_KV_HEAD = frozenset({"falcon", "gpt_bigcode"})  # classes whose default is one head for all queries
+#: Classes that slide but on every so-many-th layer, where the file names neither layers nor pattern.
+_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 _UNGATED = frozenset({"gpt2", "opt", "gpt_neox", "gpt_bigcode", "starcoder2", "phi", "bloom", "falcon"})
 _TIED = frozenset(
     {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt"}
@@ -201,6 +205,24 @@ def _first(names: Any) -> str:
     if isinstance(names, list) and names and isinstance(names[0], str):
         return str(names[0])[:100]
     return ""
+
+
+def _kv_heads(text: _Fields, heads: int) -> int:
+    """Heads of keys and values; families before grouped queries say one for all by a flag.
+
+    Source: transformers' FalconConfig, GPTBigCodeConfig, ChatGLMConfig and MptConfig (attn_config).
+    """
+    kind = text.word("model_type")
+    if text.flag("new_decoder_architecture"):
+        return text.count("num_kv_heads", "num_key_value_heads", default=heads, high=heads)
+    if text.flag("multi_query", default=kind in _ONE_KV_HEAD):
+        return 1
+    attention = text.fields.get("attn_config")
+    if isinstance(attention, dict) and "kv_n_heads" in attention:
+        return _Fields(cast("dict[str, Any]", attention)).count("kv_n_heads", high=heads)
+    is_grouped = text.flag("multi_query_attention", default=True)
+    grouped = ("multi_query_group_num",) if is_grouped else ()
+    return text.count("num_key_value_heads", "num_kv_heads", *grouped, default=heads, high=heads)
 
 
 def _layers(text: _Fields, number: int) -> tuple[tuple[Layer, ...], int | None]:
@@ -218,7 +240,8 @@ def _layers(text: _Fields, number: int) -> tuple[tuple[Layer, ...], int | None]:
     if (interval := text.maybe("full_attention_interval")) is not None:
         every = range(1, number + 1)
         return tuple(Layer.LINEAR if n % interval else Layer.FULL for n in every), None
-    if (pattern := text.maybe("sliding_window_pattern")) is not None and window is not None:
+    pattern = text.maybe("sliding_window_pattern") or _PATTERNS.get(text.word("model_type"))
+    if pattern is not None and window is not None:
         every = range(1, number + 1)
         return tuple(Layer.SLIDING if n % pattern else Layer.FULL for n in every), window
     slides = window is not None and text.flag("use_sliding_window", default=True)

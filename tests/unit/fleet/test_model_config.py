@@ -158,3 +158,33 @@ def test_any_file_is_read_or_refused(fields):
         return
     assert len(shape.layers) >= 1
     assert shape.kv_heads <= shape.heads
+
+
+@pytest.mark.parametrize(
+    ("fields", "heads"),
+    [
+        ({}, 4),
+        ({"num_key_value_heads": 2}, 2),
+        ({"model_type": "falcon"}, 1),  # FalconConfig: multi_query is True unless said
+        ({"model_type": "falcon", "multi_query": False}, 4),
+        ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2}, 2),
+        ({"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True}, 4),
+        ({"model_type": "gpt_bigcode", "multi_query": True}, 1),
+        ({"multi_query_attention": True, "multi_query_group_num": 2}, 2),  # ChatGLM
+        ({"multi_query_attention": False, "multi_query_group_num": 2}, 4),
+        ({"attn_config": {"kv_n_heads": 1}}, 1),  # MPT, DBRX
+    ],
+)
+def test_families_before_grouped_queries_say_their_heads_in_other_words(
+    fields: dict[str, object], heads: int
+):
+    """A cache sized by all heads where one is kept is as many times too large as there are heads."""
+    assert read(**fields).kv_heads == heads
+
+
+@pytest.mark.parametrize(("kind", "every"), [("gemma2", 2), ("gemma3_text", 6), ("cohere2", 4)])
+def test_families_that_slide_by_a_pattern_do_so_without_naming_it(kind: str, every: int):
+    shape = read(model_type=kind, sliding_window=4096, num_hidden_layers=12)
+    full = [n for n, layer in enumerate(shape.layers, start=1) if layer is Layer.FULL]
+    assert full == list(range(every, 13, every))
+    assert shape.window == 4096
