@@ -1,8 +1,8 @@
 """Who is calling: tenant and key from the bearer credential, tier from one request header.
 
-Keys are looked up by their sha256, those that were used before by a quicker digest; the key itself is never
-stored or logged. Prevents: a tenant, tier or priority claimed by a header, a doubled header read one way here
-and another way behind us.
+Keys are looked up by their sha256, those that were used before by a quicker digest; the key itself is
+never stored or logged. Prevents: a tenant, tier or priority claimed by a header, a doubled header read one
+way here and another way behind us.
 """
 
 from __future__ import annotations
