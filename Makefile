@@ -1,6 +1,8 @@
 # Everything a person types. A fresh machine needs Python 3.11, git and make.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# Workers of the tests: half of what they do is waiting for processes, timers and pages.
+WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -9,7 +11,8 @@ STAMP := .venv/.installed
 help: ## Show what can be made
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Create .venv and install the locked, hashed dependencies
+setup: $(STAMP) ## Create .venv, install the locked, hashed dependencies, compile the hot modules if there is a C compiler
+	@$(BIN)/python -m compiled.build --if-possible
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11")'
@@ -39,7 +42,7 @@ check: $(STAMP) ## Lint, types, import contracts
 
 test: $(STAMP) browser ## Run every test, browser included
 	-@$(BIN)/python tests/peers.py
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 demo: $(STAMP) ## Run everything on this machine: Postgres, 12 simulated nodes, 2 gateways, controller, dashboard
 	$(BIN)/rhodeck demo

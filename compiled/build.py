@@ -97,20 +97,28 @@ def build(root: Path, modules: Sequence[str]) -> tuple[Path, bool]:
     compiler.require_headers()
     builds = root / load.BUILDS
     with _alone(builds):
-        found = sources.read(root, modules)
+        found = _sources(root, modules)
         mypy = f"mypy {_version('mypy')}"
         finished = builds / load.digest(mypy, found.items())
-        is_new = not finished.is_dir()
+        is_new = not load.is_usable(finished, root)
         if is_new:
             with tempfile.TemporaryDirectory(prefix=HALF_DONE, dir=builds) as work:
                 out = Path(work, "out")
                 _compile(cc, Path(work, "src"), out, found, modules)
                 (out / load.SOURCES).write_text("\n".join([mypy, *found]), encoding="utf-8")
+                shutil.rmtree(finished, ignore_errors=True)  # it lost a file
                 out.rename(finished)
         for folder in builds.iterdir():
             if not folder.name.startswith(".") and folder != finished:
                 shutil.rmtree(folder)
     return finished, is_new
+
+
+def _sources(root: Path, modules: Sequence[str]) -> dict[str, bytes]:
+    try:
+        return sources.read(root, modules)
+    except (FileNotFoundError, SyntaxError) as exc:
+        raise CannotBuild(f"the sources cannot be read: {exc}") from exc
 
 
 def _version(distribution: str) -> str:

@@ -39,7 +39,7 @@ def command(environ: Mapping[str, str] = os.environ) -> list[str]:
         if found is not None:
             return [found]
     if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+        return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]  # not for this processor alone
     raise CannotBuild(
         "there is no C compiler (cc, gcc or clang) on the PATH: install one, or run `make compile`,"
         " which fetches the ziglang wheel (100 MB) into .venv"

@@ -56,7 +56,8 @@ def library(folder: Path, module: str) -> Path:
     return folder.joinpath(*module.split(".")).with_name(module.rpartition(".")[2] + SUFFIX)
 
 
-def _is_of_present_sources(folder: Path, root: Path) -> bool:
+def is_usable(folder: Path, root: Path) -> bool:
+    """Return whether `folder` is a whole build of the sources that lie under `root` now."""
     try:
         compiler, *paths = (folder / SOURCES).read_text(encoding="utf-8").splitlines()
         present = digest(compiler, [(path, (root / path).read_bytes()) for path in paths])
@@ -78,7 +79,7 @@ def choose(root: Path, environ: Mapping[str, str]) -> Choice:
         names = []
     folders = [root / BUILDS / name for name in names if not name.startswith(".")]
     for folder in folders:
-        if _is_of_present_sources(folder, root):
+        if is_usable(folder, root):
             return Choice(folder, COMPILED)
     return Choice(None, STALE if folders else NOT_BUILT)
 

@@ -1,0 +1,273 @@
+"""A build is used only whole, and only while exactly its sources lie there: else it is plain Python.
+
+A project of two tiny packages stands for ours, with the same `compiled` package over a list of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from compiled import build, compiler, load, sources
+from compiled.compiler import CannotBuild
+from compiled.modules import MODULES
+from tests.compiled.conftest import ROOT, environment
+
+pytestmark = pytest.mark.timeout(900)
+
+PACKAGE = "from compiled.load import prefer\n\nprefer(__name__, __path__)\n"
+TINY = {
+    "first/__init__.py": PACKAGE,
+    "second/__init__.py": PACKAGE,
+    "first/sums.py": "from first.limits import MOST\n\ndef add(one: int, other: int) -> int:\n"
+    "    return min(one + other, MOST)\n",
+    "first/limits.py": "from typing import Final\n\nMOST: Final = 10\n",  # read, not compiled
+    "first/apart.py": "ONE = 1\n",  # nobody's concern
+    "second/pairs.py": "from dataclasses import dataclass\n\nfrom first.sums import add\n\n\n"
+    "@dataclass(frozen=True, slots=True)\nclass Pair:\n    one: int\n    other: int\n\n"
+    "    def total(self) -> int:\n        return add(self.one, self.other)\n",
+}
+ASK = (
+    "from compiled import load; from second.pairs import Pair; import second.pairs, first.sums;"
+    "print(load.state(), Pair(4, 5).total(), Pair(40, 5).total(),"
+    " {m.__file__.rpartition('.')[2] for m in (second.pairs, first.sums)})"
+)
+BY_MACHINE_CODE = "compiled 9 10 {'so'}"
+
+
+class Project:
+    """A copy of the two packages and of `compiled`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.copytree(ROOT / "compiled", root / "compiled", ignore=shutil.ignore_patterns("__pycache__"))
+        self.write("compiled/modules.py", 'MODULES: tuple[str, ...] = ("first.sums", "second.pairs")\n')
+        for path, text in TINY.items():
+            self.write(path, text)
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def start_build(self, *options: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "compiled.build", *options],
+            cwd=self.root,
+            env=environment("1") | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def build(self, *options: str, **variables: str) -> tuple[int, str]:
+        """Build to the end. Returns the exit code and all that was said."""
+        running = self.start_build(*options, **variables)
+        said = "".join(running.communicate(timeout=600))
+        return running.returncode, said
+
+    def says(self, switch: str = "1") -> str:
+        """Return how a new process runs the two modules, and what they say."""
+        command = [sys.executable, "-B", "-c", ASK]
+        done = subprocess.run(
+            command, cwd=self.root, env=environment(switch), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def builds(self) -> list[str]:
+        """Return what lies in the folder of builds but for its lock."""
+        return sorted(path.name for path in (self.root / load.BUILDS).iterdir() if path.name != ".lock")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Return a project that two builders were started on at once."""
+    try:
+        compiler.command()
+        compiler.require_headers()
+    except CannotBuild as exc:
+        pytest.skip(f"everything runs in plain Python here: {exc}")
+    project = Project(tmp_path_factory.mktemp("built"))
+    both = [project.start_build(), project.start_build()]
+    said = sorted("".join(one.communicate(timeout=600)) for one in both)
+    assert [one.returncode for one in both] == [0, 0], said
+    assert ["compiled already" in line for line in said] == [True, False] or [
+        "compiled already" in line for line in said
+    ] == [False, True], said
+    return project
+
+
+@pytest.fixture
+def project(built: Project, tmp_path: Path) -> Project:
+    """Return a project of this test's own, with a finished build."""
+    shutil.copytree(built.root, tmp_path / "copy")
+    project = object.__new__(Project)
+    project.root = tmp_path / "copy"
+    return project
+
+
+def test_a_finished_build_of_the_present_sources_runs_and_says_so(project: Project) -> None:
+    assert project.says() == BY_MACHINE_CODE
+    assert len(project.builds()) == 1
+
+
+def test_it_can_be_switched_off(project: Project) -> None:
+    assert project.says("0") == "plain: switched off 9 10 {'py'}"
+    assert project.says("maybe") == "plain: RHODECK_COMPILED is 'maybe', neither 0 nor 1 9 10 {'py'}"
+    assert project.says("") == BY_MACHINE_CODE
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "total"),
+    [
+        ("first/sums.py", "one + other", "one + other + 1", 10),  # compiled
+        ("first/limits.py", "10", "7", 7),  # its constant is in the machine code
+        ("compiled/modules.py", '"first.sums", ', "", 9),  # the list itself
+        ("first/__init__.py", "\n\n", "\n\n\n", 9),
+    ],
+)
+def test_an_edit_is_seen_at_once_and_undoing_it_too(
+    project: Project, path: str, old: str, new: str, total: int
+) -> None:
+    before = (project.root / path).read_text()
+    project.write(path, before.replace(old, new, 1))
+    assert project.says().startswith(f"plain: sources changed since the build {total} ")
+    project.write(path, before)
+    assert project.says() == BY_MACHINE_CODE
+
+
+def test_an_edit_of_what_no_compiled_module_imports_leaves_the_build_in_use(project: Project) -> None:
+    project.write("first/apart.py", "ONE = 2\n")
+    assert project.says() == BY_MACHINE_CODE
+
+
+@pytest.mark.parametrize("lost", ["rhodeck__mypyc", "second.pairs"])
+def test_a_build_that_lost_a_file_is_not_used(project: Project, lost: str) -> None:
+    [name] = project.builds()
+    load.library(project.root / load.BUILDS / name, lost).unlink()
+    assert project.says().startswith("plain: sources changed since the build 9 10")
+    assert project.build(CC="false")[0] == 1  # it is taken for none: a builder sets to work
+
+
+def test_a_build_this_system_cannot_load_is_not_used(project: Project) -> None:
+    [name] = project.builds()
+    load.library(project.root / load.BUILDS / name, load.GROUP).write_bytes(b"of another system")
+    assert project.says().startswith("plain: the build does not load here (")
+
+
+def test_a_build_killed_half_way_is_not_used_and_its_rests_go(project: Project, tmp_path: Path) -> None:
+    shutil.rmtree(project.root / load.BUILDS)
+    reached, hanging = tmp_path / "reached", tmp_path / "hanging-cc"
+    hanging.write_text(f"#!/bin/sh\n: > {reached}\nexec sleep 1000\n")
+    hanging.chmod(0o755)
+    running = project.start_build(CC=str(hanging))
+    deadline_s = time.monotonic() + 300
+    while not reached.exists():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate(timeout=60)
+    [rest] = project.builds()
+    assert rest.startswith(".building-")
+    assert project.says() == "plain: not built 9 10 {'py'}"
+    # The next one clears up, though it comes to nothing itself.
+    code, said = project.build(CC="false")
+    assert code == 1
+    assert "false " in said
+    assert project.builds() == []
+
+
+def test_a_build_that_fails_says_why_and_leaves_the_last_one(project: Project) -> None:
+    [before] = project.builds()
+    assert project.build(CC="false")[0] == 0  # there is nothing to do
+    good = (project.root / "first/sums.py").read_text()
+    project.write("first/sums.py", good.replace("return min", "return 'ten' if one else min"))
+    code, said = project.build()
+    assert code == 1
+    assert "first/sums.py:4: error: Incompatible return value type" in said
+    code, again = project.build("--if-possible")
+    assert code == 0
+    assert "plain Python" in again
+    project.write("first/sums.py", "def add(:\n")
+    assert project.build()[0] == 1
+    project.write("first/sums.py", good)
+    assert project.builds() == [before]
+    assert project.says() == BY_MACHINE_CODE
+
+
+def test_a_new_build_takes_the_place_of_the_old_one(project: Project) -> None:
+    [before] = project.builds()
+    project.write("first/limits.py", "from typing import Final\n\nMOST: Final = 8\n")
+    code, said = project.build()
+    assert code == 0, said
+    [after] = project.builds()
+    assert after != before
+    assert project.says() == "compiled 8 8 {'so'}"
+
+
+def test_without_a_compiler_or_headers_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert compiler.command({"CC": "ccache gcc", "PATH": ""}) == ["ccache", "gcc"]
+    (tmp_path / "cc").write_text("#!/bin/sh\n")
+    (tmp_path / "cc").chmod(0o755)
+    assert compiler.command({"PATH": str(tmp_path)}) == [str(tmp_path / "cc")]
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CannotBuild, match=r"no C compiler .*make compile"):
+        compiler.command({"PATH": ""})
+    with pytest.raises(CannotBuild, match=r"Python\.h is not in .*-dev"):
+        compiler.require_headers(str(tmp_path))
+
+
+def test_the_digest_covers_all_of_ours_that_the_compiled_modules_import_and_how_they_are_built() -> None:
+    covered = set(sources.read(ROOT, MODULES))
+    assert {"compiled/modules.py", "compiled/build.py", "compiled/compiler.py"} <= covered
+    assert {module.replace(".", "/") + ".py" for module in MODULES} <= covered
+    listed = "import sys; import " + ", ".join(MODULES)
+    listed += (
+        "; print(*[m.__file__ for n, m in sys.modules.items() if n.startswith(('fleet', 'admission'))])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", listed],
+        cwd=ROOT,
+        env=environment("0"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {str(Path(path).relative_to(ROOT)) for path in loaded.stdout.split()}
+    assert len(imported) >= len(MODULES)
+    assert imported <= covered
+
+
+def test_the_digest_depends_on_each_source_its_path_and_the_compiler() -> None:
+    given = [("a.py", b"x = 1\n"), ("b.py", b"y = 2\n")]
+    others = [
+        [("a.py", b"x = 1\n"), ("b.py", b"y = 3\n")],
+        [("a.py", b"x = 1\n"), ("c.py", b"y = 2\n")],
+        [("a.py", b"x = 1\n")],
+        [("a.py", b""), ("b.py", b"x = 1\ny = 2\n")],
+    ]
+    names = {load.digest("mypy 1", one) for one in (given, *others)} | {load.digest("mypy 2", given)}
+    assert len(names) == 6
+    assert load.digest("mypy 1", given) in names
+
+
+def test_slots_go_from_dataclasses_and_nothing_else_moves() -> None:
+    text = (
+        "@dataclass(frozen=True, slots=True)  # µ slots=True\nclass A:\n    x: int\n\n\n"
+        "@dataclasses.dataclass(slots=True, frozen=True)\nclass B:\n    y = dict(slots=True)\n"
+    )
+    assert sources.without_slots(text) == text.replace(
+        "frozen=True, slots=True", "frozen=True, slots=False"
+    ).replace("dataclass(slots=True", "dataclass(slots=False")
+    assert build.HALF_DONE.startswith(".")  # hidden: never taken for a build
