@@ -1,8 +1,8 @@
 # Everything a person types. A fresh machine needs Python 3.11, git and make.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# Workers of the tests: half of what they do is waiting for processes, timers and pages.
-WORKERS ?= $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
+# Workers of the tests, two a core up to eight: half of what they do is waiting for processes, timers and pages.
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores > 4 ? 8 : 2 * cores)))
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
