@@ -13,6 +13,7 @@ from control.adjustments import LateRecord
 from control.late_node_time import LateNodeTime
 from control.month_checks import Check
 from control.month_close import MonthView, Verified
+from control.month_keys import BY_OWN
 from control.queries_cost_rules import CommitmentView, RuleView
 from dashboard import words
 from dashboard.times import Zone
@@ -170,12 +171,18 @@ def adjustment_rows(spend: MonthSpend) -> dict[str, list[Any]]:
 
 def verified_text(found: Verified) -> tuple[words.Tone, str]:
     """Return whether a closed month is what was closed."""
-    if not found.is_file_whole or not found.are_lines_whole or found.is_signed is False:
-        part = "file" if not found.is_file_whole else "lines" if not found.are_lines_whole else "signature"
+    if found.is_file_whole and found.are_lines_whole and found.is_signed is False:
+        return "act", words.plain(
+            f"The signature of {found.month} does not hold ({found.signature_by}): "
+            "restore the key or the database's backup"
+        )
+    if not found.is_file_whole or not found.are_lines_whole:
+        part = "lines" if found.is_file_whole else "file"
         return "act", f"The {part} of {found.month} is not what was closed: restore the database's backup"
     if found.is_signed is None:
         return "watch", "File and lines hold; the signature was not checked: its key is not on this machine"
-    return "good", "File, lines and signature hold"
+    by_whom = "" if found.signature_by == BY_OWN else f", {found.signature_by}"
+    return "good", words.plain(f"File, lines and signature hold{by_whom}")
 
 
 def late_text(late: Sequence[LateRecord], late_time: Sequence[LateNodeTime], zone: Zone) -> str:
