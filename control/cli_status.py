@@ -68,6 +68,10 @@ def as_text(report: StatusReport) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in report.nodes.items())
     lines = ["healthy" if report.is_healthy else "NOT healthy", f"nodes     {counts}", _rho_line(report)]
     lines.append(f"revision  {'none' if report.revision is None else report.revision}")
+    if report.rollout is not None and report.rollout.state not in ("live", "superseded"):
+        why = " ".join(report.rollout.reason.split())
+        said = f"revision {report.rollout.revision} is {report.rollout.state}"
+        lines.append(f"rollout   {said}: {why}" if why else f"rollout   {said}")
     for group, gateways in grouped(report.gateways):
         if group is not None:
             lines.append(f"gateway   {group}: {process_words(gateways)}")

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from control.queries_policy import Condition
+from fleet.errors import InvalidPolicy
 from fleet.messages import GatewayStatus, TenantShare
 
 FIRST_BACKOFF_S = 0.5
@@ -57,6 +58,18 @@ class Known:
     rejected_pointer: str | None = None
     rejected_message: str | None = None
     status: dict[str, Any] | None = None
+
+
+def refusal_words(error: InvalidPolicy, status: Mapping[str, Any] | None) -> str:
+    """Return why a gateway refused a policy; of one that is older than a field, that, with its release.
+
+    `status` is what it said last. An older release can only say that a field is one too many (pydantic).
+    """
+    if "Extra inputs are not permitted" not in error.message:
+        return error.message
+    release = f"release {status['version']}" if status and status.get("version") else "its release"
+    field = (error.field or "a field of the policy").removeprefix("/policy")
+    return f"{release} does not know {field}; it goes on by its last policy: upgrade the gateway"
 
 
 def holds(known: Known, desired: Desired) -> bool:

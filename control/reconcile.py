@@ -27,6 +27,7 @@ from control.conditions import (
     after_lost_push,
     after_silence,
     holds,
+    refusal_words,
     settled,
 )
 from control.deps import Deps
@@ -302,7 +303,7 @@ def _outcome(
     if isinstance(result, GatewayStatus):
         return after_answer(looked, result, now), None
     if isinstance(result, InvalidPolicy) and wanted is not None:
-        return looked, Refusal(wanted.generation, result.message, result.field)
+        return looked, Refusal(wanted.generation, refusal_words(result, looked.status), result.field)
     if result is not None and _is_unknown(result):
         if place.target is not None:
             most = assignments.may_hold(_shares_of(looked), place.target.assignment.shares)

@@ -20,7 +20,7 @@ from control.freshness import Freshness, stale_after_s
 from control.queries_fleet import AlertView, HealthView, fleet_health, open_alerts, recent_rounds
 from control.queries_gateway_traffic import shadow_refusals
 from control.queries_nodes import NodeRowView, node_table
-from control.queries_policy import GatewayState, gateway_states, head
+from control.queries_policy import GatewayState, Rollout, current_rollout, gateway_states, head
 from control.tables import AlertTimerRow
 from fleet.alert_rules import RHO_HIGH, SATURATION, STARVATION, UNSTABLE
 from fleet.breach import AlarmState, Condition
@@ -30,7 +30,8 @@ from fleet.messages import OverQuota
 #: What `healthy` means, for help texts and documentation.
 HEALTHY_MEANS = (
     "Healthy means all of: the newest scrape round is younger than three periods; at least one node is "
-    "registered and every active node is fresh; every gateway is converged; no alert is unresolved "
+    "registered and every active node is fresh; every gateway is converged; the newest rollout was not "
+    "stopped by what happened; no alert is unresolved "
     "(acknowledged ones count); no load is beyond an alarm's threshold, also before it opens. An unknown "
     "rho is reported and does not make the fleet unhealthy."
 )
@@ -49,6 +50,7 @@ class StatusReport:
     nodes: dict[str, int]  # "fresh" | "stale" | "silent" -> active, draining and resting nodes
     gateways: tuple[GatewayState, ...]
     revision: int | None
+    rollout: Rollout | None  # of the newest revision
     health: HealthView | None
     alerts: tuple[AlertView, ...]
     verdicts: tuple[HealthView, ...]  # of the fleet, pools, models and tiers
@@ -79,6 +81,12 @@ class StatusReport:
                 for g in self.gateways
             ],
             "revision": self.revision,
+            "rollout": self.rollout
+            and {
+                "revision": self.rollout.revision,
+                "state": self.rollout.state,
+                "reason": self.rollout.reason,
+            },
             "over_quota": {tenant: by.model_dump() for tenant, by in self.over.items()},
             "would_have_refused_last_hour": self.would_refuse,
             "rho": {
@@ -110,13 +118,14 @@ def status_report(session: Session, now: datetime) -> StatusReport:
     nodes = node_table(session, now)
     gateways = tuple(gateway_states(session, now))
     alerts = tuple(open_alerts(session, now))
-    revision = head(session)
+    revision, rollout = head(session), current_rollout(session)
     counts = Counter(node.freshness for node in nodes)
     return StatusReport(
         at=now,
         nodes={state.value: counts[state] for state in Freshness},
         gateways=gateways,
         revision=None if revision is None else revision.number,
+        rollout=rollout,
         health=fleet_health(session, now),
         verdicts=tuple(queries_rho.verdicts(session, now)),
         alerts=alerts,
@@ -124,6 +133,7 @@ def status_report(session: Session, now: datetime) -> StatusReport:
         would_refuse=shadow_refusals(session, now - SHADOW_WINDOW, now),
         problems=tuple(
             [*_round_problems(session, now), *_node_problems(nodes), *_gateway_problems(gateways)]
+            + _rollout_problems(rollout)
             + [f"alert {a.id}: {a.summary}" for a in alerts]
             + _pending_problems(session)
         ),
@@ -168,6 +178,15 @@ def _gateway_problems(gateways: tuple[GatewayState, ...]) -> list[str]:
         for g in gateways
         if str(g.condition) != "converged"
     ]
+
+
+def _rollout_problems(rollout: Rollout | None) -> list[str]:
+    """Return that a rollout was stopped, and why. One that a person stopped is no problem."""
+    if rollout is None or rollout.state not in ("aborted", "paused"):
+        return []
+    if " by " in rollout.reason.partition(":")[0]:  # "aborted by ada: ..."
+        return []
+    return [f"the rollout of revision {rollout.revision} is {rollout.state}: {rollout.reason}"]
 
 
 def _pending_problems(session: Session) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
@@ -33,6 +34,7 @@ class SmallGateway:
         self.pushes: list[tuple[int, int]] = []  # (epoch, generation) of every push that arrived
         self.accepted: list[tuple[int, int]] = []
         self.rejects: str | None = None  # JSON pointer it pretends not to support
+        self.lacks: tuple[str, ...] = ()  # keys that lead to a field its release does not know
         self.loses_answers = 0  # so many pushes are applied and then answered by a cut connection
         self.is_deaf = False  # takes connections and never answers
         self.last_rejection: LastRejection | None = None
@@ -92,6 +94,7 @@ class SmallGateway:
         """Apply the acceptance rule. Raises what a gateway answers with 409 or 422."""
         before, sent, answer = self.running(), None, "invalid"
         try:
+            self._look_for_unknown(json.loads(body))
             sent = parse_assignment(body)
             answer = "taken" if self._take(sent) else "same"
         except StaleAssignment:
@@ -101,6 +104,19 @@ class SmallGateway:
             numbers = (0, 0, None) if sent is None else (sent.epoch, sent.generation, sent.digest())
             after, has_reason = self.running(), answer != "invalid" or self.last_rejection is not None
             self._note(h.Arrived(self.name, "", *numbers, answer, before, after, has_reason))
+
+    def _look_for_unknown(self, document: Any) -> None:
+        """Refuse a document with a field that is not known, in the words of an older release."""
+        found = document
+        for key in self.lacks:
+            found = found.get(key) if isinstance(found, dict) else None
+        if self.lacks and found is not None:
+            pointer = "/" + "/".join(self.lacks)
+            message = f"{pointer}: Extra inputs are not permitted"
+            self.last_rejection = LastRejection(
+                revision=None, generation=document["generation"], at_s=0.0, message=message, pointer=pointer
+            )
+            raise InvalidPolicy(message, field=pointer)
 
     def _take(self, sent: Assignment) -> bool:
         """Say whether it changed what is held."""

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 from control import gateways, lease, queries_policy, reconcile, reconcile_store, rollout
+from control.cli_status import as_text
 from control.commands_fleet import add_node, add_pool
 from control.commands_policy import ensure_first_revision, publish, rollback
 from control.commands_rollout import abort, pause, promote
@@ -21,6 +22,7 @@ from control.deps import Bake, Deps, Finding, Leadership, Verdict
 from control.gateway_registry import add_gateway, remove_gateway
 from control.queries_policy import GatewayState
 from control.roles import Actor, Role
+from control.status_report import status_report
 from control.tables import AckRow
 from fleet.clock import Clock, ManualClock
 from fleet.errors import InvalidInput, StaleAssignment, Unavailable
@@ -382,6 +384,38 @@ def test_a_gateway_that_refuses_stops_the_rollout_and_keeps_what_it_has(
         assert fleet.conditions() == {"gw-1": "converged", "gw-2": "converged"}
         assert place.held is not None
         assert place.held.revision == 1
+
+    play(database, clock, story)
+
+
+@pytest.mark.parametrize("place", ["gw-1", "gw-2"])
+def test_an_older_gateway_that_does_not_know_a_field_is_named_with_its_release_and_the_field(
+    database: FreshDatabase, clock: ManualClock, place: str
+) -> None:
+    """Revision 1 has no such field; whoever goes first, what happened can be read within a minute."""
+
+    async def story(fleet: Fleet, deps: Deps) -> None:
+        fleet.places[place].lacks = ("policy", "tenants", "acme", "burst_tokens")
+        fleet.publish(1, document(), bake_s=2.0)
+        began = fleet.clock.now()
+        said = "release 0.1.0 does not know /tenants/acme/burst_tokens; it goes on by its last policy"
+
+        def is_said() -> bool:
+            reason = fleet.rollout().reason
+            return reason.startswith(f"{place} refused it: {said}")
+
+        while not is_said():
+            await passes(fleet, deps, 1)
+            assert (fleet.clock.now() - began).total_seconds() < 60, fleet.rollout().reason
+        stopped = fleet.rollout()
+        assert stopped.state == ("aborted" if place == "gw-1" else "all")  # never live
+        with Session(fleet.engine) as session:
+            report = status_report(session, fleet.clock.now())
+        assert any(f"{place} refused it: {said}" in line for line in as_text(report).splitlines())
+        assert any(said in problem for problem in report.problems), report.problems
+        held = fleet.places[place].held
+        assert held is not None
+        assert held.revision == 1
 
     play(database, clock, story)
 
