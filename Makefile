@@ -40,14 +40,14 @@ check: $(STAMP) ## Lint, types, import contracts
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-test: $(STAMP) browser ## Run every test, browser included
+test: setup browser ## Run every test, browser included
 	-@$(BIN)/python tests/peers.py
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-demo: $(STAMP) ## Run everything on this machine: Postgres, 12 simulated nodes, 2 gateways, controller, dashboard
+demo: setup ## Run everything on this machine: Postgres, 12 simulated nodes, 2 gateways, controller, dashboard
 	$(BIN)/rhodeck demo
 
-bench: $(STAMP) ## Run the benchmarks and print ratios to peers
+bench: setup ## Run the benchmarks and print ratios to peers
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 lock: ## Write the lock files again from pyproject.toml (needs uv)

@@ -30,8 +30,12 @@ HALF_DONE = ".building-"
 @contextlib.contextmanager
 def _alone(builds: Path) -> Generator[None]:
     """Hold the lock of the folder of builds, and see that nothing half-done lies there then."""
-    builds.mkdir(parents=True, exist_ok=True)
-    with (builds / ".lock").open("w") as lock:
+    try:
+        builds.mkdir(parents=True, exist_ok=True)
+        lock = (builds / ".lock").open("w")
+    except OSError as exc:
+        raise CannotBuild(f"builds go into {builds}, which cannot be written ({exc.strerror})") from exc
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel gives it back, however we end
         for folder in builds.glob(f"{HALF_DONE}*"):
             shutil.rmtree(folder)
@@ -51,7 +55,8 @@ def _extensions(modules: Sequence[str]) -> list[Any]:
             f"{exc.name} is not installed: run `make setup`, or install mypy and setuptools"
         ) from exc
     files = [module.replace(".", "/") + ".py" for module in modules]
-    options = ["--ignore-missing-imports", "--follow-imports=silent", f"--cache-dir={os.devnull}"]
+    options = ["--config-file=", f"--cache-dir={os.devnull}"]
+    options += ["--ignore-missing-imports", "--follow-imports=silent"]
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

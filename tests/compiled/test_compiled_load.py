@@ -249,6 +249,12 @@ def test_the_digest_covers_all_of_ours_that_the_compiled_modules_import_and_how_
     assert imported <= covered
 
 
+def test_where_nothing_can_be_written_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "build").write_text("a file, where builds are to go")
+    with pytest.raises(CannotBuild, match=r"builds go into .*, which cannot be written"):
+        build.build(tmp_path, MODULES)
+
+
 def test_the_digest_depends_on_each_source_its_path_and_the_compiler() -> None:
     given = [("a.py", b"x = 1\n"), ("b.py", b"y = 2\n")]
     others = [
