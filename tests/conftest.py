@@ -47,6 +47,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     suite.longest_first(config, items)
 
 
+def pytest_collection_finish() -> None:
+    suite.leave_out_of_collections()
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name no test after bytes: packed ones hold the time they were packed at, and workers must agree."""
     return argname if isinstance(val, bytes) else None

@@ -6,6 +6,7 @@ one that ends with a worker alone on the longest file, and workers that disagree
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -59,6 +60,15 @@ def longest_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files of tests; within a file nothing moves."""
     places = {str(config.rootpath / "tests" / name): place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
+
+
+def leave_out_of_collections() -> None:
+    """Let the garbage collector pass over what lives as long as the process: modules and collected tests.
+
+    They are two million objects. Streamlit collects after every run of a page, and each would be looked at.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _available_bytes() -> int:
