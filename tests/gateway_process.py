@@ -414,7 +414,7 @@ def events(text: str) -> list[Any]:
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
 
 
-def eventually(probe: Callable[[], Any], within_s: float = 60.0) -> Any:
+def eventually(probe: Callable[[], Any], within_s: float = 120.0) -> Any:
     """Return the probe's first true value. Fails after `within_s`, which only bounds a hang."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
