@@ -28,6 +28,8 @@ from admission.state import GatewayState
 from admission.unsupported import unsupported
 from admission.usage import UsageFlusher
 from fleet.acceptance import is_news
+from fleet.clock import Clock
+from fleet.ejection import Stage
 from fleet.errors import (
     FleetError,
     InvalidInput,
@@ -42,6 +44,7 @@ from fleet.messages import (
     Assignment,
     GatewayStatus,
     LastRejection,
+    NodeOut,
     QueueState,
     UsageAck,
     parse_assignment,
@@ -246,6 +249,7 @@ def status_of(state: GatewayState, nodes: NodeBook) -> GatewayStatus:
         nodes_usable=sum(1 for because in conditions.values() if not because),
         nodes_total=len(conditions),
         nodes_apart=_apart(nodes, conditions),
+        nodes_out=_out(nodes, state.clock),
         usage_spool=state.spool.spool_id,
         usage_last_seq=state.spool.last_seq,
         clock_at_s=state.clock.now().timestamp(),
@@ -260,6 +264,21 @@ def _apart(nodes: NodeBook, conditions: Mapping[str, str]) -> dict[str, str]:
         name: because or "on trial"
         for name, because in conditions.items()
         if because or nodes.is_on_trial(name)
+    }
+    return dict(sorted(found.items())[:MAX_APART])
+
+
+def _out(nodes: NodeBook, clock: Clock) -> dict[str, NodeOut]:
+    """Return by node why it was ejected, since when and until when; at most `MAX_APART`."""
+    now_s, wall_s = clock.monotonic_s(), clock.now().timestamp()
+    found = {
+        name: NodeOut(
+            because=record.because.value,
+            since_s=wall_s + record.out_since_s - now_s,
+            until_s=wall_s + record.out_until_s - now_s,
+        )
+        for name, record in nodes.outliers
+        if record.because is not None and record.stage(now_s) is not Stage.IN
     }
     return dict(sorted(found.items())[:MAX_APART])
 

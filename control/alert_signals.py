@@ -37,6 +37,7 @@ from fleet.capacity import CapacityEstimate
 from fleet.errors import FleetError, InvalidPolicy
 from fleet.flow_signals import UNITS, FlowRule, FlowSignal
 from fleet.outcomes import TIERS
+from fleet.percentages import percent
 from fleet.policy import TenantPolicy, parse
 
 _BURNS = (FlowRule.SLO_BURN_FAST, FlowRule.SLO_BURN_SLOW)
@@ -65,7 +66,7 @@ def from_flow(signals: Sequence[FlowSignal], assessment: Assessment, round_: Rou
     if round_.gateways and all(result.flows is not None for result in round_.gateways):
         told = {(o.rule, o.subject) for o in found}
         found += [
-            Observation(rule, "tier", tier.value, 0.0, f"tier {tier.value}: nobody asked for anything")
+            Observation(rule, "tier", tier.value, 0.0, f"tier {tier.words}: nobody asked for anything")
             for rule in (STARVATION, UNFAIRNESS)
             for tier in TIERS
             if (rule, tier.value) not in told
@@ -108,7 +109,7 @@ def from_capacity(book: CapacityBook, assessment: Assessment) -> list[Observatio
         drifts = [_drift(book.estimate(key)) for key in book.engines_of(name)]
         known = [drift for drift in drifts if drift is not None]
         value = max(known) if known and len(known) == len(drifts) else None
-        words = "not known" if value is None else f"{value:.0%}"
+        words = "not known" if value is None else f"{percent(value)}"
         found.append(
             Observation(
                 CAPACITY_DRIFT,

@@ -22,6 +22,7 @@ from control.queries_latency import GATEWAY_COLUMNS, merged_increments
 from control.tables import GatewaySampleRow, RoundRow
 from fleet.histograms import merge
 from fleet.outcomes import Outcome
+from fleet.percentages import percent
 from fleet.slo import counted_within
 
 MIN_REQUESTS = 20
@@ -84,7 +85,7 @@ def judge(bake: Bake, own: Attainment, others: Attainment) -> Finding:
         return Finding(Verdict.NO_DATA, f"{own.good_low} to {own.good_high} of {own.requests} were good")
     if others.requests >= MIN_REQUESTS and others.good_high < target * others.requests:
         return Finding(Verdict.NO_DATA, f"{said}, and the other gateways miss the objective too")
-    return Finding(Verdict.BREACHED, f"{said}; promised are {target:.1%}")
+    return Finding(Verdict.BREACHED, f"{said}; promised are {percent(target, 1)}")
 
 
 def attainment(session: Session, gateways: Sequence[str], since: datetime, ttft_s: float) -> Attainment:

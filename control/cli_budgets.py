@@ -15,6 +15,7 @@ from control.cli_session import transaction
 from control.settings import load_settings
 from fleet.budgets import Crossing
 from fleet.clock import SystemClock
+from fleet.percentages import percent
 from fleet.spend_forecast import COVERAGE
 
 
@@ -53,7 +54,7 @@ def _one(budget: TenantBudget, *, is_counted: bool) -> None:
         end = ahead.end
         click.echo(
             f"  month's end {end.usd:,.2f} USD, "
-            f"{end.low:,.2f} to {end.high:,.2f} in {COVERAGE:.0%} of cases"
+            f"{end.low:,.2f} to {end.high:,.2f} in {percent(COVERAGE)} of cases"
         )
     if (words := reached_words(state.crossing)) is not None:
         click.echo(f"  budget spent {words}; then: {budget.action}")

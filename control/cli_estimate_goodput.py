@@ -33,6 +33,7 @@ from fleet.goodput import (
     point,
 )
 from fleet.goodput_simulation import SimulatedPoint, rates_around, simulate_curve, simulate_point
+from fleet.percentages import percent
 from fleet.replay_outcomes import Objectives
 
 MAX_BYTES = 10_000_000
@@ -209,7 +210,8 @@ def _most_batch(asked: dict[str, Any], model: EngineModel) -> tuple[int, list[st
         return most, ["KV is not looked at: give --kv-tokens to bound the batch by the cache"]
     held = kv_tokens_per_sequence(model.prompt_tokens, model.output_tokens, model.output_cv)
     fits = max(1, int(KV_TARGET * tokens / held))
-    return min(most, fits), [f"{KV_TARGET:.0%} of {tokens:,} KV tokens hold {fits} sequences of {held:.0f}"]
+    said = f"{percent(KV_TARGET)} of {tokens:,} KV tokens hold {fits} sequences of {held:.0f}"
+    return min(most, fits), [said]
 
 
 def _simulated(
@@ -375,7 +377,7 @@ def as_text(document: dict[str, Any]) -> str:
         lines.append(
             f"At {over['rate']:.2f} requests/s: {over['in_time']:.2f} in time without admission, "
             f"{over['in_time_with_admission']:.2f} with the quotas above, which refuses "
-            f"{over['refused_share']:.0%}."
+            f"{percent(over['refused_share'])}."
         )
     return "\n".join([*lines, *(f"! {note}" for note in document["notes"])])
 

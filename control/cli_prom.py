@@ -30,6 +30,7 @@ from control.queries_promsource import Backfill, backfills, node_sources, source
 from control.settings import Settings, load_settings
 from fleet.clock import SystemClock
 from fleet.errors import NotFound
+from fleet.percentages import percent
 
 T = TypeVar("T")
 _TIME = click.DateTime(["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
@@ -103,7 +104,7 @@ def list_sources(as_json: bool) -> None:
         click.echo("  ".join(str(part) for part in row.values() if part != "") + " nodes")
     for job in unfinished:
         click.echo(
-            f"back-fill {job.id} of {job.source}: {job.done_ratio:.0%} of {job.since:%Y-%m-%dT%H:%M} "
+            f"back-fill {job.id} of {job.source}: {percent(job.done_ratio)} of {job.since:%Y-%m-%dT%H:%M} "
             f"to {job.until:%Y-%m-%dT%H:%M}; run it again to go on"
         )
     if not rows:
@@ -259,7 +260,7 @@ def _backfill(
 
 def _progress(job: Backfill) -> None:
     click.echo(
-        f"{job.done_ratio:.0%}  until {job.done_until:%Y-%m-%d %H:%M}  {job.samples} samples", err=True
+        f"{percent(job.done_ratio)}  until {job.done_until:%Y-%m-%d %H:%M}  {job.samples} samples", err=True
     )
 
 

@@ -16,6 +16,7 @@ from control.model_config_files import config_bytes
 from fleet.clock import SystemClock
 from fleet.gpus import GPUS, gpu
 from fleet.model_config import read_model_config
+from fleet.percentages import percent
 from fleet.sizing import Choice, Demand, Sizing, size
 from fleet.sizing_flags import BATCHED_TOKENS, Aim, Launch, differences
 from fleet.sizing_layout import EngineSettings
@@ -184,7 +185,7 @@ def _best_lines(found: Sizing, best: Choice) -> list[str]:
         f"{step.total_s / low * 1e3:.1f} ms",
         f"  first token    at least {first.total_s * 1e3:.0f} ms ({first.limit}); plan with "
         f"{first.total_s / low * 1e3:.0f} ms and the queue, limit {found.demand.ttft_s * 1e3:.0f} ms",
-        f"  output         about {best.tokens_per_s:,.0f} tokens/s at {low:.0%} of the bound",
+        f"  output         about {best.tokens_per_s:,.0f} tokens/s at {percent(low)} of the bound",
     ]
     said += [f"  mind           {note}" for note in best.notes]
     said += ["", "vllm serve " + " ".join(flag.words for flag in found.flags)]

@@ -17,6 +17,7 @@ from control.export_table import neutralised
 from fleet.comparison import BreakEven, Comparison, Outcome, Versus
 from fleet.comparison_catalogue import against_admission
 from fleet.month_result import as_dict
+from fleet.percentages import percent
 from fleet.traffic_shape import burst_durations, traffic_shape
 
 METHOD = (
@@ -216,7 +217,7 @@ def noticed_lines(compared: Comparison) -> list[str]:
             who = f"  {one.tenant}" if one.tenant else one.tier
             lines.append(
                 f"  {found.name[:26]:26} {who[:30]:30} {one.refused:>11,.0f} of {one.offered:>12,.0f} "
-                f"({one.refused_share:.2%}, worst hour {one.worst_hour_share:.1%})"
+                f"({percent(one.refused_share, 2)}, worst hour {percent(one.worst_hour_share, 1)})"
             )
     return ["Who is refused:", *lines] if lines else ["Nobody is refused."]
 

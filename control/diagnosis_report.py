@@ -7,6 +7,7 @@ same finding differently.
 from __future__ import annotations
 
 from fleet.diagnosis_evidence import Curve, Finding, Kind, Number, Series, Verdict
+from fleet.percentages import percent
 
 #: Exit code of `rhodeck diagnose` by verdict.
 EXIT_CODES = {Kind.HEALTHY: 0, Kind.SCHEDULING: 1, Kind.CAPACITY: 1, Kind.FAULT: 1, Kind.UNKNOWN: 3}
@@ -63,12 +64,14 @@ def as_text(verdict: Verdict) -> str:
     lines = [verdict.sentence]
     if verdict.utilization is not None:
         u = verdict.utilization
-        lines.append(f"use of the hardware   p10 {u.p10:.0%}, p50 {u.p50:.0%}, p90 {u.p90:.0%}")
+        lines.append(
+            f"use of the hardware   p10 {percent(u.p10)}, p50 {percent(u.p50)}, p90 {percent(u.p90)}"
+        )
     lines += [f"{n.label:21} {shown(n)}" for n in verdict.numbers if n.value is not None]
     for rank, finding in enumerate(verdict.findings, 1):
         lines += [
             "",
-            f"{rank}. {finding.title} ({finding.cause.value}, confidence {finding.confidence:.0%})",
+            f"{rank}. {finding.title} ({finding.cause.value}, confidence {percent(finding.confidence)})",
         ]
         lines.append(f"   {finding.why}")
         lines += [f"   {n.label}: {shown(n)}" for n in finding.numbers]
@@ -87,7 +90,7 @@ def shown(number: Number) -> str:
     if isinstance(value, str):
         return value
     if number.unit == "ratio":
-        return f"{value:.1%}" if value < 0.1 else f"{value:.0%}"
+        return f"{percent(value, 1)}" if value < 0.1 else f"{percent(value)}"
     if number.unit == "s" and value < 1:
         return f"{value * 1000:.0f} ms"
     digits = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

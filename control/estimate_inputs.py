@@ -114,7 +114,8 @@ def _service_rate(session: Session, now: datetime) -> list[Measured | Unmeasured
     high = mean([row.service_rate_high for row in rows if row.service_rate_high is not None])
     value = sum(row.service_rate for row in rows) / len(rows)
     band = "" if low is None or high is None else f", band {low:.3g} to {high:.3g}"
-    source = f"measured: learnt capacity of {len(rows)} nodes at the present mix{band} ({_day(now)})"
+    nodes = "1 node" if len(rows) == 1 else f"{len(rows)} nodes"
+    source = f"measured: learnt capacity of {nodes} at the present mix{band} ({_day(now)})"
     return [Measured("mu", value, source, low, high)]
 
 

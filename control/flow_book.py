@@ -21,6 +21,7 @@ from fleet.flow_minutes import FlowMinute, FlowMinutes
 from fleet.flow_signals import FlowRule, FlowSignal
 from fleet.histograms import merge
 from fleet.outcomes import TIERS, Tier
+from fleet.percentages import percent
 from fleet.policy import Policy
 from fleet.readings import Histogram
 from fleet.slo import Objective
@@ -232,12 +233,12 @@ def _signals(found: FlowState, objective: Objective) -> Sequence[FlowSignal]:
             continue
         value = found.burns[pair].sure
         long_s, short_s, _ = PAIRS[pair]
-        spans = f"{long_s / 3600:g} h and {short_s / 60:g} min"
+        spans = f"over the last {long_s / 3600:g} h and over the last {short_s / 60:g} min alike"
         words = (
             f"{who}: too few requests to judge the objective"
             if value is None
-            else f"{who}: the error budget burns {value:.1f} times too fast over {spans} "
-            f"(objective {objective.target:.1%} within {objective.threshold:g} s)"
+            else f"{who}: the error budget burns {value:.1f} times too fast, {spans} "
+            f"(objective {percent(objective.target, 1)} within {objective.threshold:g} s)"
         )
         signals.append(FlowSignal(rule, scope, name, value, words))
     return signals

@@ -22,6 +22,7 @@ from fleet.flow_signals import FlowRule, FlowSignal
 from fleet.histograms import merge
 from fleet.kv_forecast import HISTORY_S, KvForecast, KvPoint, kv_forecast
 from fleet.outcomes import TIERS, Tier
+from fleet.percentages import percent
 from fleet.policy import Policy
 from fleet.readings import Histogram
 from fleet.skew import skew
@@ -216,7 +217,7 @@ class SignalBook:
         shared = self.fairness(tier, policy)
         if shared is None or shared.worst is None:
             value = None if shared is None else 0.0
-            words = f"{tier}: " + (
+            words = f"{tier.words}: " + (
                 "too few tokens served to judge shares" if shared is None else "nobody waits for its share"
             )
             return FlowSignal(
@@ -224,8 +225,8 @@ class SignalBook:
             )
         worst = shared.worst
         words = (
-            f"{tier}: {worst.tenant} got {worst.share:.0%} of the tokens where {worst.entitled:.0%} "
-            f"was its due"
+            f"{tier.words}: {worst.tenant} got {percent(worst.share)} of the tokens where "
+            f"{percent(worst.entitled)} was its due"
         )
         detail: dict[str, object] = {"jain": shared.jain, "tenant": worst.tenant, "shares": _shares(shared)}
         return FlowSignal(FlowRule.UNFAIRNESS, "tier", tier.value, worst.shortfall, words, detail)
@@ -241,9 +242,9 @@ class SignalBook:
         allowed_s = None if policy is None else policy.tiers[tier].queue_timeout_s
         if longest_s is None or allowed_s is None:
             return FlowSignal(
-                FlowRule.STARVATION, "tier", tier.value, None, f"{tier}: longest wait not known"
+                FlowRule.STARVATION, "tier", tier.value, None, f"{tier.words}: longest wait not known"
             )
-        words = f"{tier}: somebody waited {longest_s:.3g} s of the {allowed_s:g} s allowed"
+        words = f"{tier.words}: somebody waited {longest_s:.3g} s of the {allowed_s:g} s allowed"
         detail: dict[str, object] = {"longest_wait_s": longest_s, "allowed_s": allowed_s}
         return FlowSignal(FlowRule.STARVATION, "tier", tier.value, longest_s / allowed_s, words, detail)
 
@@ -283,7 +284,7 @@ def _hot_nodes(assessment: Assessment, fresh: set[str]) -> list[FlowSignal]:
 def _kv_words(node: str, found: KvForecast | None) -> str:
     if found is None or found.forecast_ratio is None:
         return f"{node}: KV use has no history yet"
-    words = f"{node}: KV {found.used_ratio:.0%} full"
+    words = f"{node}: KV {percent(found.used_ratio)} full"
     if found.exhausted_in_s is None:
         words += ", not filling"
     else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from control.metrics_json import COUNTS, QUANTILES
 from fleet.engine_readings import block_tokens
 from fleet.histograms import describe, quantile
+from fleet.percentages import percent
 from fleet.readings import EngineReading, EngineWindow, PageReading, PageState
 
 _SHOWN_REMARKS = 5
@@ -57,7 +58,7 @@ def page_text(page: PageReading) -> str:
 
 
 def _engine_row(engine: EngineReading) -> tuple[str, ...]:
-    kv = "-" if engine.kv_used_ratio is None else f"{engine.kv_used_ratio:.1%}"
+    kv = "-" if engine.kv_used_ratio is None else f"{percent(engine.kv_used_ratio, 1)}"
     finished = ", ".join(f"{printable(k, 20)} {n:,}" for k, n in engine.finished.items() if n)
     return (
         printable(engine.engine, 20) or "-",
@@ -80,7 +81,7 @@ def prefix_hits(engine: EngineReading) -> str:
         return "-"
     block = block_tokens(engine.cache_config)
     size = f" (block {block:,} tokens)" if block is not None else ""
-    return f"{hits / queries:.1%} of full blocks{size}"
+    return f"{percent(hits / queries, 1)} of full blocks{size}"
 
 
 def window_text(windows: Sequence[EngineWindow]) -> str:

@@ -65,7 +65,7 @@ def checklist(session: Session, spend: MonthSpend, zone: ZoneInfo, now: datetime
 
 def _is_over(month: Month, now: datetime) -> Check:
     ready_at = month.end + SETTLED_AFTER
-    return Check("month is over", now >= ready_at, True, f"can close from {ready_at:%Y-%m-%d %H:%M}Z on")
+    return Check("month is over", now >= ready_at, True, f"can close from {ready_at:%Y-%m-%d %H:%M} UTC on")
 
 
 def _is_next(session: Session, month: Month, zone: ZoneInfo) -> Check:
@@ -87,7 +87,9 @@ def _node_time_counted(session: Session, month: Month) -> Check:
     if mark is None:
         return Check("node time is counted", False, True, "the ledger has counted nothing yet")
     waiting = session.scalar(select(exists().where(SampleRow.at > mark, SampleRow.at < month.end)))
-    return Check("node time is counted", not waiting, True, f"the ledger stands at {mark:%Y-%m-%d %H:%M}Z")
+    return Check(
+        "node time is counted", not waiting, True, f"the ledger stands at {mark:%Y-%m-%d %H:%M} UTC"
+    )
 
 
 def _is_priced(session: Session, spend: MonthSpend) -> Check:
@@ -134,7 +136,7 @@ def _recorded_from_the_start(session: Session, month: Month) -> Check:
         False,
         "nothing is recorded"
         if first is None
-        else f"node time is recorded from {first:%Y-%m-%d %H:%M}Z on",
+        else f"node time is recorded from {first:%Y-%m-%d %H:%M} UTC on",
     )
 
 

@@ -24,7 +24,7 @@ from control.tables import (
     RolloutRow,
     TenantKeyRow,
 )
-from fleet.messages import GatewayStatus, OverQuota, PromptFit, QueueState
+from fleet.messages import GatewayStatus, NodeOut, OverQuota, PromptFit, QueueState
 from fleet.outcomes import Tier
 
 Condition = Literal["unknown", "converged", "behind", "drifting", "unreachable", "rejected"]
@@ -90,6 +90,7 @@ class GatewayState:
     nodes_apart: Mapping[str, str] = field(
         default_factory=dict[str, str]
     )  # why they take no, or little, work
+    nodes_out: Mapping[str, NodeOut] = field(default_factory=dict[str, NodeOut])  # ejected, or on trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,7 @@ def _gateway_state(
         over=status.over if status else {},
         prompts=status.prompts if status else {},
         nodes_apart=status.nodes_apart if status else {},
+        nodes_out=status.nodes_out if status else {},
     )
 
 

@@ -19,6 +19,7 @@ from control.rate_profile_uploads import MAX_ROWS, MAX_UPLOAD_MB, uploaded_profi
 from control.tables import GatewayRow, GatewaySampleRow
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, MONTH_BINS
+from fleet.percentages import percent
 from fleet.rate_profiles import RateProfile, read_profile, recorded_profile
 
 FOLDER = Path(__file__).with_name("data") / "profiles"
@@ -95,7 +96,7 @@ def recorded_rates(session: Session, since: datetime, until: datetime) -> RatePr
         raise InvalidInput("the range is shorter than 10 s", field="/profile", hint="Give a longer range")
     name = f"gateways, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
     if unheard:
-        name += f"; {len(unheard) / bins:.1%} of it unknown: not every gateway was heard"
+        name += f"; {percent(len(unheard) / bins, 1)} of it unknown: not every gateway was heard"
     silent = sorted(active - {gateway for gateway, places in seen.items() if places})
     if silent:
         name += f"; without {len(silent)} active gateways that were never heard in it"

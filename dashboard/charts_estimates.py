@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dashboard import theme
+from dashboard import theme, words
 from dashboard.charts import Figure, rounded
 from fleet.comparison import Comparison
 from fleet.comparison_sensitivity import Axis, Sensitivity
+from fleet.percentages import percent
 
 _MARGIN = {"l": 64, "r": 16, "t": 40, "b": 48}
 WEEK_HOURS = 168
@@ -65,7 +66,7 @@ def cost_and_refusals(compared: Comparison) -> Figure:
         yaxis={"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
     )
     said = "; ".join(
-        f"{o.name}: ${o.cost_usd:,.0f}, {o.stand.missed / o.month.offered:.2%} missed"
+        f"{o.name}: ${o.cost_usd:,.0f}, {percent(o.stand.missed / o.month.offered, 2)} missed"
         for o in compared.outcomes
     )
     return Figure({"data": data, "layout": layout}, said, 360)
@@ -149,7 +150,7 @@ def refused_by_tier(compared: Comparison) -> Figure:
     data: list[dict[str, Any]] = [
         {
             "type": "bar",
-            "name": tier.replace("_", " "),
+            "name": words.tier(tier),
             "x": [found.name for found in compared.outcomes],
             "y": [
                 rounded(
@@ -171,7 +172,7 @@ def refused_by_tier(compared: Comparison) -> Figure:
     upright = {"tickvals": names, "ticktext": lines, "tickangle": 0, "tickfont": {"size": 10}}
     layout["xaxis"] = layout["xaxis"] | upright
     said = "; ".join(
-        f"{n.tier} under {o.name}: {n.refused_share:.2%}"
+        f"{words.tier(n.tier)} under {o.name}: {percent(n.refused_share, 2)}"
         for o in compared.outcomes
         for n in o.noticed
         if not n.tenant

@@ -5,7 +5,7 @@ Prevents: two pages that draw the same state differently, and a problem shown wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -145,15 +145,19 @@ def table(
     key: str,
     height: Any = "content",
     is_wrapped: bool = False,
+    more: Collection[str] = (),
 ) -> None:
-    """Draw a table of columns. Lists are the columns' values, in the order of the rows.
+    """Draw a table of columns, in the order of `columns`. Lists are their values, in the order of the rows.
 
-    `is_wrapped` gives each row three lines for what does not fit into one.
+    `is_wrapped` gives each row three lines for what does not fit into one. Columns in `more` are shown on
+    demand: the others fit a window of 1440 pixels, and those that matter come first, for one of 800.
     """
-    with st.container(key=f"table_{key}"):
+    with st.container(key=f"table_{key}", gap="xxsmall"):
+        is_all = not more or st.toggle("All columns", key=f"{key}_all")
         st.dataframe(
             rows,
             column_config=columns,
+            column_order=[name for name in columns if name in rows and (is_all or name not in more)],
             hide_index=True,
             key=key,
             height=height,

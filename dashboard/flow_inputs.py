@@ -13,6 +13,7 @@ from typing import Any
 import streamlit as st
 
 from control.comparison_documents import DEFAULTS
+from dashboard import words
 from fleet.errors import InvalidInput
 
 TIERS = ("interactive", "batch", "best_effort")
@@ -79,7 +80,7 @@ def _tenants(before: Tenants) -> Tenants:
 def as_lines(tenants: Mapping[str, Mapping[str, list[float]]]) -> str:
     """Return tenants one a line: tier, name, percent of the tier, weight."""
     return "\n".join(
-        f"{tier}, {name}, {round(100 * share, 4):g}, {weight:g}"
+        f"{words.tier(tier)}, {name}, {round(100 * share, 4):g}, {weight:g}"
         for tier, named in tenants.items()
         for name, (share, weight) in named.items()
     )
@@ -104,7 +105,7 @@ def _tenant(line: str, number: int) -> tuple[str, str, list[float]]:
     parts = [part.strip() for part in line.split(",")]
     try:
         tier, name, share, weight = parts if len(parts) == 4 else [*parts, "1"]
-        return tier, name, [float(share.removesuffix("%")) / 100, float(weight)]
+        return tier.replace("-", "_"), name, [float(share.removesuffix("%")) / 100, float(weight)]
     except ValueError as exc:
         said = f"line {number} of the tenants says {line[:60]!r}"
         raise InvalidInput(said, hint=_HINT, field="tenants") from exc

@@ -163,7 +163,10 @@ def _quota_values(draft: Draft, why_not: str | None) -> list[dict[str, Any]]:
         hide_index=True,
         placeholder="",
     )
-    st.caption("A new tenant is a new last row. Quotas are of the whole fleet of gateways.")
+    st.caption(
+        "A new tenant is a new last row. Quotas are of the whole fleet of gateways. Weight, budget to "
+        "the right."
+    )
     plain = edited.astype(object).where(edited.notna(), None)
     return [{str(k): v for k, v in row.items()} for row in plain.to_dict("records")]
 

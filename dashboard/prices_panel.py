@@ -20,7 +20,7 @@ def prices_panel(prices: Sequence[Price], zone: Zone) -> None:
     """Draw the list and the form."""
     why_not = access.may_not(access.PRICES)
     if prices:
-        components.table(vm.price_rows(prices, zone), tables.PRICES, key="prices")
+        components.table(vm.price_rows(prices, zone), tables.PRICES, key="prices", is_wrapped=True)
     else:
         st.markdown("No price is set: node-hours are counted and cost nothing yet.")
     with st.form("new_price", border=True):

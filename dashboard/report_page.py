@@ -16,6 +16,7 @@ from control.comparison_report import METHOD
 from dashboard import theme
 from dashboard import viewmodels_comparison as vm
 from fleet.comparison import Comparison
+from fleet.percentages import percent
 
 #: No script, nothing fetched; styles are in the page.
 HEADERS = {
@@ -137,7 +138,8 @@ def bars(compared: Comparison) -> str:
             f"<text x='{205 + 280 * costs[place] / high:.1f}' y='{y + 17}'>{vm.usd(costs[place])}</text>",
             f"<rect x='580' y='{y + 4}' width='{240 * shares[place] / wide:.1f}' height='18' "
             f"fill='{theme.RED}'/>",
-            f"<text x='{585 + 240 * shares[place] / wide:.1f}' y='{y + 17}'>{shares[place]:.2%}</text>",
+            f"<text x='{585 + 240 * shares[place] / wide:.1f}' "
+            f"y='{y + 17}'>{percent(shares[place], 2)}</text>",
         ]
     return (
         f"<svg viewBox='0 0 900 {len(costs) * step}' role='img' aria-label='Cost and missed requests' "

@@ -18,7 +18,7 @@ def rho_panel(zone: Zone) -> None:
         if found.problem is None:
             st.markdown("No verdict yet: the controller writes them with each scrape round.")
         return
-    components.table(vm.rows(found.value), tables.RHO, key="every_rho")
+    components.table(vm.rows(found.value), tables.RHO, key="every_rho", more=tables.RHO_MORE)
     by_name = {vm.subject(view): view for view in found.value}
     with st.expander("Why this number", key="why_rho"):
         chosen = st.selectbox("Of", list(by_name), key="why_of", width=320)

@@ -67,11 +67,15 @@ def _draw(ready: Comparable, compared: Comparison, precision: Precision) -> None
         st.warning(vm.silence_line(silent_s))
     if precision.gate_days is None:
         st.caption(vm.summary(hashes, found, precision))
-        components.table(vm.rows(compared, hashes, found, now), tables.METHODS, key="methods")
+        components.table(
+            vm.rows(compared, hashes, found, now), tables.METHODS, key="methods", more=tables.METHODS_MORE
+        )
     else:
         st.caption(gate_vm.summary(ready.profile.month(), hashes, found, precision))
         rows = gate_vm.rows(compared, hashes, found, now)
-        components.table(rows, tables.GATE_DAYS, key="gate_days", is_wrapped=True)
+        components.table(
+            rows, tables.GATE_DAYS, key="gate_days", is_wrapped=True, more=tables.GATE_DAYS_MORE
+        )
         tenants = gate_vm.tenant_rows(compared, hashes, found)
         if tenants["tenant"]:
             components.table(tenants, tables.GATE_TENANTS, key="gate_tenants")

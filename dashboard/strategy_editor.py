@@ -17,7 +17,7 @@ from fleet.errors import InvalidInput
 column = st.column_config
 _COUNT: dict[str, Any] = {"min_value": 0, "max_value": 10_000, "step": 1}
 _LOOK: dict[str, Any] = {
-    "name": column.TextColumn("Name", required=True, max_chars=60, width="medium"),
+    "name": column.TextColumn("Name", required=True, max_chars=60, width="medium", pinned=True),
     "nodes": column.NumberColumn("Nodes", required=True, help="At the start", **_COUNT),
     "reserved": column.NumberColumn("Reserved", help="Of the nodes that never stop", **_COUNT),
     "wait": column.NumberColumn(

@@ -21,7 +21,7 @@ OVER: dict[str, Any] = {
     "severity": column.TextColumn("Severity", width=80),
     "by": column.TextColumn("Who had it", width=90),
     "opened": column.TextColumn("Opened", width=110),
-    "said": column.TextColumn("Said last", width=260),
+    "said": column.TextColumn("Said last", width=230),
 }
 RULES: dict[str, Any] = {
     "rule": column.LinkColumn("Rule", display_text=r"runbook=(.+)$", help="Opens its runbook", width=110),

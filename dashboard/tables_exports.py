@@ -13,9 +13,9 @@ column = st.column_config
 
 DROPS: dict[str, Any] = {
     "to": column.TextColumn("Destination", width=110),
-    "file": column.TextColumn("File", width=330),
+    "file": column.TextColumn("File", width=300),
     "is": column.TextColumn("State", width=90),
-    "at": column.TextColumn("When", width=205),
+    "at": column.TextColumn("When", width=170),
     "tries": column.NumberColumn("Tries", width=60),
-    "problem": column.TextColumn("Problem", width=320),
+    "problem": column.TextColumn("Problem", width=300),
 }

@@ -10,26 +10,26 @@ from typing import Any
 import streamlit as st
 
 column = st.column_config
-_USD: Any = column.TextColumn("USD", alignment="right")
+_USD: Any = column.TextColumn("USD", alignment="right", width=85)
 
 MONTHS: dict[str, Any] = {
-    "month": column.TextColumn("Month", width=80, pinned=True),
+    "month": column.TextColumn("Month", width=76, pinned=True),
     "state": column.TextColumn("State", width=80),
     "usd": _USD,
     "rows": column.NumberColumn("Lines", format="localized", width=70),
-    "sha256": column.TextColumn("sha256", help="First 12 characters", width=120),
-    "at": column.TextColumn("Closed"),
-    "by": column.TextColumn("By"),
+    "sha256": column.TextColumn("sha256", help="First 12 characters", width=105),
+    "at": column.TextColumn("Closed", width=165),
+    "by": column.TextColumn("By", width=75),
 }
-KINDS: dict[str, Any] = {"of": column.TextColumn("Part"), "usd": _USD}
+KINDS: dict[str, Any] = {"of": column.TextColumn("Part", width=200), "usd": _USD}
 CHECKS: dict[str, Any] = {
     "item": column.TextColumn("Item", width=130),
     "is": column.TextColumn("Is", width=115),
     "found": column.TextColumn("Found", width=210),
 }
 ADJUSTMENTS: dict[str, Any] = {
-    "month": column.TextColumn("Adjusts"),
-    "tenant": column.TextColumn("Tenant"),
+    "month": column.TextColumn("Adjusts", width=75),
+    "tenant": column.TextColumn("Tenant", width=105),
     "why": column.TextColumn("Why", width=220),
     "requests": column.NumberColumn("Requests", format="localized", width=80),
     "hours": column.TextColumn("Node-hours", alignment="right", width=90),

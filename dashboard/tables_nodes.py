@@ -33,25 +33,27 @@ SOURCES: dict[str, Any] = {
     "where": column.TextColumn("Where", width=150),
 }
 PAGES: dict[str, Any] = {
-    "page": column.TextColumn("Page"),
-    "of": column.TextColumn("Of"),
-    "dialect": column.TextColumn("Dialect"),
+    "page": column.TextColumn("Page", width=95),
     "state": column.TextColumn("State", width=150),
-    "seen": column.TextColumn("Last read", width=175),
-    "from": column.TextColumn("From"),
+    "seen": column.TextColumn("Last read", width=165),
+    "dialect": column.TextColumn("Dialect", width=110),
+    "of": column.TextColumn("Of", width=80),
+    "from": column.TextColumn("From", width=150),
     "not exported": column.TextColumn(
-        "Not exported by this engine", help="Quantities this engine family has no metric for"
+        "Not exported by this engine", help="Quantities this engine family has no metric for", width=240
     ),
 }
 GPUS: dict[str, Any] = {
     "gpu": column.TextColumn("GPU", width=50),
-    "model": column.TextColumn("Model"),
-    "use": column.NumberColumn("Use, %", format="%.0f", help="Time in which some kernel ran"),
-    "tensor": column.NumberColumn("Tensor, %", format="%.0f", help="Time in which tensor cores worked"),
-    "power": column.NumberColumn("Power, W", format="%.0f"),
-    "memory": column.TextColumn("Memory used"),
-    "temperature": column.NumberColumn("°C", format="%.0f", width=60),
-    "error": column.TextColumn("Last error"),
-    "age": column.TextColumn("Age"),
-    "uuid": column.TextColumn("UUID"),
+    "use": column.NumberColumn("Use, %", format="%.0f", help="Time in which some kernel ran", width=65),
+    "tensor": column.NumberColumn(
+        "Tensor, %", format="%.0f", help="Time in which tensor cores worked", width=80
+    ),
+    "power": column.NumberColumn("Power, W", format="%.0f", width=80),
+    "memory": column.TextColumn("Memory used", width=120),
+    "temperature": column.NumberColumn("°C", format="%.0f", width=50),
+    "error": column.TextColumn("Last error", width=130),
+    "age": column.TextColumn("Age", width=65),
+    "model": column.TextColumn("Model", width=160),
+    "uuid": column.TextColumn("UUID", width=150),
 }

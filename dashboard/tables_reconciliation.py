@@ -12,17 +12,19 @@ import streamlit as st
 column = st.column_config
 
 
-def _usd(name: str, help_: str | None = None) -> Any:
-    return column.TextColumn(f"{name}, USD", alignment="right", help=help_)
+def _usd(name: str, help_: str | None = None, *, width: int = 95) -> Any:
+    return column.TextColumn(f"{name}, USD", alignment="right", help=help_, width=width)
 
 
 DAYS: dict[str, Any] = {
-    "day": column.TextColumn("Day", width="small"),
+    "day": column.TextColumn("Day", width=88),
     "usd": _usd("Total"),
     "nodes": _usd("Nodes"),
-    "charges": _usd("Unused, platform", "Unused commitments and platform overhead"),
-    "adjustments": _usd("Adjustments", "Of closed months, on the first day of the month that carries them"),
-    "hours": column.TextColumn("Node-hours", alignment="right"),
+    "charges": _usd("Unused, platform", "Unused commitments and platform overhead", width=148),
+    "adjustments": _usd(
+        "Adjustments", "Of closed months, on the first day of the month that carries them", width=125
+    ),
+    "hours": column.TextColumn("Node-hours", alignment="right", width=82),
 }
 
 
@@ -51,14 +53,14 @@ CLASS_DAYS: dict[str, Any] = {
     "why": column.TextColumn("Why", width=90),
 }
 LABELS: dict[str, Any] = {
-    "provider": column.TextColumn("Provider", width="small"),
-    "label": column.TextColumn("Label"),
-    "is": column.TextColumn("Is"),
-    "lines": column.NumberColumn("Lines", format="localized"),
+    "provider": column.TextColumn("Provider", width=90),
+    "label": column.TextColumn("Label", width=180),
+    "is": column.TextColumn("Is", width=130),
+    "lines": column.NumberColumn("Lines", format="localized", width=70),
     "usd": _usd("Amount"),
 }
 READ: dict[str, Any] = {
-    "role": column.TextColumn("What", width="small"),
-    "column": column.TextColumn("Column of the file"),
-    "first": column.TextColumn("First value"),
+    "role": column.TextColumn("What", width=90),
+    "column": column.TextColumn("Column of the file", width=200),
+    "first": column.TextColumn("First value", width=200),
 }

@@ -12,27 +12,31 @@ import streamlit as st
 column = st.column_config
 
 CHOICES: dict[str, Any] = {
-    "spread": column.TextColumn("Spread", width="medium", pinned=True),
-    "batch": column.TextColumn("Largest batch", alignment="right", help="Sequences of one replica"),
-    "limit": column.TextColumn("Stopped by"),
-    "step": column.TextColumn("Token, at least", alignment="right", help="Bound of a decoding step"),
-    "rate": column.TextColumn("Output tokens/s", alignment="right", help="At 40 % of the bound"),
-    "cache": column.TextColumn("KV tokens a replica", alignment="right", help="Expected"),
-    "weights": column.TextColumn("Weights, GB a GPU", alignment="right"),
-    "verdict": column.TextColumn("Verdict", width="large", help="With what to mind"),
+    "spread": column.TextColumn("Spread", width=120, pinned=True),
+    "verdict": column.TextColumn("Verdict", width=90),
+    "batch": column.TextColumn(
+        "Batch", alignment="right", help="Largest, sequences of one replica", width=62
+    ),
+    "limit": column.TextColumn("Stopped by", width=125),
+    "rate": column.TextColumn("Output tokens/s", alignment="right", help="At 40 % of the bound", width=110),
+    "step": column.TextColumn(
+        "Token, at least", alignment="right", help="Bound of a decoding step", width=100
+    ),
+    "cache": column.TextColumn("KV tokens a replica", alignment="right", help="Expected", width=130),
+    "weights": column.TextColumn("Weights, GB a GPU", alignment="right", width=125),
 }
 REFUSED: dict[str, Any] = {
-    "spread": column.TextColumn("Spread", width="medium"),
-    "reason": column.TextColumn("Why it cannot be", width="large"),
+    "spread": column.TextColumn("Spread", width=140),
+    "reason": column.TextColumn("Why it cannot be", width=440),
 }
 FLAGS: dict[str, Any] = {
-    "flag": column.TextColumn("Flag", width="medium"),
-    "why": column.TextColumn("Why", width="large"),
+    "flag": column.TextColumn("Flag", width=230),
+    "why": column.TextColumn("Why", width=350),
 }
 DIFFERENCES: dict[str, Any] = {
-    "node": column.TextColumn("Node"),
-    "setting": column.TextColumn("Setting"),
-    "runs": column.TextColumn("Runs"),
-    "suggested": column.TextColumn("Suggested"),
-    "verdict": column.TextColumn("Verdict"),
+    "node": column.TextColumn("Node", width=90),
+    "setting": column.TextColumn("Setting", width=180),
+    "runs": column.TextColumn("Runs", width=100),
+    "suggested": column.TextColumn("Suggested", width=100),
+    "verdict": column.TextColumn("Verdict", width=105),
 }

@@ -81,13 +81,18 @@ SUSPECT = frozenset({"frozen", "stalled"})
 
 
 def node_state_text(
-    freshness: Freshness, age_s: float | None, state: str, flags: Collection[str] = ()
+    freshness: Freshness,
+    age_s: float | None,
+    state: str,
+    flags: Collection[str] = (),
+    *,
+    is_ejected: bool = False,
 ) -> str:
     """Return a node's state with the age of its last sample: "fresh, 4 s", "silent, never seen"."""
     seen = "never seen" if age_s is None else age(age_s)
     desired = "" if state == "active" else f", {state}"
     tone = freshness_tone(freshness)
-    if tone == "good" and SUSPECT.intersection(flags):
+    if tone == "good" and (is_ejected or SUSPECT.intersection(flags)):
         tone = "watch"
     return f"{SIGNS[tone]} {freshness.value}, {seen}{desired}"
 

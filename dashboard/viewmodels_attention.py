@@ -26,6 +26,7 @@ from dashboard.viewmodels import (
     ROLLOUT_PAGE,
     Notice,
 )
+from dashboard.viewmodels_ejected import ejected, notices
 from dashboard.viewmodels_fleet import ALERTS_SHOWN, REFUSED_ACT, refused_share, why_refused
 from dashboard.words import Tone
 from fleet.alert_rules import NODE_SILENT
@@ -53,6 +54,7 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
         for n in now.nodes
         if n.state == "active" and n.freshness is not Freshness.FRESH and n.name not in covered
     ]
+    found += notices(ejected(now.gateways, at), at, zone)
     found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
     found += _refusing(now.traffic)
     return sorted(found, key=_severity)

@@ -152,7 +152,7 @@ def noticed_rows(compared: Comparison) -> dict[str, list[Any]]:
     pairs = [(o, n) for o in compared.outcomes if o.month.refused > 0 for n in o.noticed]
     return {
         "strategy": [o.name for o, _ in pairs],
-        "tier": [n.tier.replace("_", " ") for _, n in pairs],
+        "tier": [words.tier(n.tier) for _, n in pairs],
         "tenant": [n.tenant or "all" for _, n in pairs],
         "offered": [f"{n.offered:,.0f}" for _, n in pairs],
         "refused": [f"{n.refused:,.0f}" for _, n in pairs],
@@ -171,7 +171,7 @@ def input_rows(ready: Comparable) -> dict[str, list[Any]]:
     lines = input_lines(ready)
     return {
         "input": [name.replace("_", " ") for name, _, _ in lines],
-        "value": [value for _, value, _ in lines],
+        "value": [words.tier(value) for _, value, _ in lines],
         "source": [source for _, _, source in lines],
     }
 
@@ -181,7 +181,8 @@ def measured_rows(found: Sequence[Measured | Unmeasured]) -> dict[str, list[Any]
     return {
         "input": [one.name.replace("_", " ") for one in found],
         "value": [
-            words.UNKNOWN if isinstance(one, Unmeasured) else plain_value(one.value) for one in found
+            words.UNKNOWN if isinstance(one, Unmeasured) else words.tier(plain_value(one.value))
+            for one in found
         ],
         "source": [
             f"not measured: {one.reason}" if isinstance(one, Unmeasured) else one.source for one in found

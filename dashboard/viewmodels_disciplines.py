@@ -85,7 +85,11 @@ def _latencies(group: Mapping[str, Any]) -> dict[str, str]:
 def group_rows(compared: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return a row for every size class, tier and tenant in every case, cases of one group together."""
     rows = [
-        {"who": f"{kind} {name}", "case": case["name"], "offered": words.count(case[key][name]["offered"])}
+        {
+            "who": f"{kind} {words.tier(name)}",
+            "case": case["name"],
+            "offered": words.count(case[key][name]["offered"]),
+        }
         | _latencies(case[key][name])
         for key, kind in GROUPINGS.items()
         for name in _ordered(compared["cases"][0][key])

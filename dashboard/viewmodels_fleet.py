@@ -6,9 +6,10 @@ fleet called healthy because its silent nodes were left out, and rho read withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -215,13 +216,17 @@ def _kv(nodes: Sequence[NodeRowView]) -> Card:
     return Card(label, words.percent(worst, 0), word, tone, f"on {name}", help_)
 
 
-def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
+def node_rows(
+    nodes: Sequence[NodeRowView], ejected: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, list[Any]]:
     """Return the node table by column: lost nodes, nodes with remarks, the others.
+
+    `ejected`: remarks on those that gateways took out.
 
     A node that is not fresh has no values.
     """
     order = {Freshness.SILENT: 0, Freshness.STALE: 1, Freshness.FRESH: 2}
-    rows = sorted(nodes, key=lambda n: (order[n.freshness], not n.flags, n.name))
+    rows = sorted(nodes, key=lambda n: (order[n.freshness], n.name not in ejected, not n.flags, n.name))
     fresh = [n.freshness is Freshness.FRESH for n in rows]
 
     def kept(values: list[Any]) -> list[Any]:
@@ -230,7 +235,10 @@ def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
     kv = kept([None if n.kv_used_ratio is None else 100 * n.kv_used_ratio for n in rows])
     return {
         "node": [f"/node?node={n.name}" for n in rows],
-        "state": [node_state_text(n.freshness, n.age_s, n.state, n.flags) for n in rows],
+        "state": [
+            node_state_text(n.freshness, n.age_s, n.state, n.flags, is_ejected=n.name in ejected)
+            for n in rows
+        ],
         "rho": kept([n.rho for n in rows]),
         "rho bar": kept([n.rho for n in rows]),
         "kv": kv,
@@ -241,7 +249,7 @@ def node_rows(nodes: Sequence[NodeRowView]) -> dict[str, list[Any]]:
         "interval": kept([words.interval(n.rho_low, n.rho_high) or None for n in rows]),
         "grade": kept([n.grade for n in rows]),
         "kv bar": kv,
-        "flags": [", ".join(n.flags) for n in rows],
+        "flags": [", ".join([*([ejected[n.name]] if n.name in ejected else []), *n.flags]) for n in rows],
         "last problem": [n.last_failure_reason for n in rows],
         "pool": [n.pool for n in rows],
     }
@@ -278,7 +286,7 @@ def traffic_rows(found: Traffic) -> dict[str, list[Any]]:
     traffic = found.flows
     return {
         "tenant": [t.tenant for t in traffic],
-        "tier": [t.tier.replace("_", "-") for t in traffic],
+        "tier": [words.tier(t.tier) for t in traffic],
         "offered": [t.offered for t in traffic],
         "refused %": [100 * t.refused_total / t.offered if t.offered else None for t in traffic],
         "wait p95": [words.quantile(t.queue_wait.p95) for t in traffic],

@@ -210,7 +210,7 @@ def _budget(slo: SloCount | None, policy: Policy | None) -> Card:
 
 
 def _burn(state: FlowNow | None) -> Card:
-    title = "Budget burn, 1 h and 5 min"
+    title = "Budget burn, last 1 h and last 5 min"
     if state is None:
         return Card(title, words.UNKNOWN, "not known", "unknown")
     burns: Mapping[str, Any] = state.detail.get("burns") or {}
@@ -373,7 +373,7 @@ def share_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
         for share in _shares_of(one)
     ]
     return {
-        "tier": [tier for tier, _ in rows],
+        "tier": [words.tier(tier) for tier, _ in rows],
         "tenant": [share["tenant"] for _, share in rows],
         "share": [words.percent(share["share"]) for _, share in rows],
         "weight": [words.percent(share["weight_ratio"]) for _, share in rows],
@@ -394,6 +394,7 @@ def curve_lines(curves: Mapping[str, UtilizationCurve]) -> list[str]:
         if curve.width_s is not None:
             text += f", by means of {'an hour' if curve.width_s >= 3600 else 'a minute'}"
         if curve.is_mostly_idle:
-            text += f". Below {IDLE_P50:.0%} half of the time: bad latency here is a scheduling problem"
+            idle = words.percent(IDLE_P50, 0)
+            text += f". Below {idle} half of the time: bad latency here is a scheduling problem"
         lines.append(text + ".")
     return lines

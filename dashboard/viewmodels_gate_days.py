@@ -103,7 +103,7 @@ def tenant_rows(
         for tenant in noticed:
             values = (
                 one.name,
-                tenant["tier"],
+                words.tier(tenant["tier"]),
                 tenant["tenant"],
                 words.count(tenant["offered"]),
                 words.percent(tenant["refused_share"], 2),

@@ -39,6 +39,13 @@ _WORDS = {
     "proportional": "shared by use",
     "even": "shared evenly by tenant",
 }
+#: What a month's state asks for.
+_NEXT: dict[str, str] = {
+    "not recorded": "nothing to close",
+    "open": "not closed",
+    "closing": "to be checked",
+    "closed": "for good",
+}
 BASIS_HELP = "What a tenant's part of a pool's used cost is measured in"
 NO_RULE = (
     "No rule is declared: cost is divided by the time requests held a place, and unused parts stay apart."
@@ -110,7 +117,7 @@ def cards(spend: MonthSpend, checks: Sequence[Check]) -> list[Card]:
     stops = sum(check.is_blocking for check in failed)
     tone = "good" if spend.state == "closed" else "watch"
     shown = [
-        Card("State", spend.state, spend.state, tone, f"month of {spend.month.zone}"),
+        Card("State", spend.state, _NEXT[spend.state], tone, f"month of {spend.month.zone}"),
         Card("Total", words.cents(_total(spend)), _certainty(spend), tone, method_words(spend.method)),
     ]
     if checks:
@@ -154,6 +161,11 @@ def check_rows(checks: Sequence[Check]) -> dict[str, list[Any]]:
         ],
         "found": [check.found for check in checks],
     }
+
+
+def to_accept(checks: Sequence[Check]) -> list[str]:
+    """Return the items that are not met and may be accepted, each with what was found."""
+    return [f"{c.name}: {c.found}" for c in checks if not c.is_met and not c.is_blocking]
 
 
 def adjustment_rows(spend: MonthSpend) -> dict[str, list[Any]]:

@@ -54,7 +54,7 @@ def cards(found: Sizing) -> list[Card]:
             f"{cache.low:,.0f} to {cache.high:,.0f}",
             "The band is what engines were seen to take for work beside weights and cache.",
         ),
-        Card("Largest batch", _batch(best), "sequences a replica", "plain", _batch_text(found, best)),
+        Card("Largest batch, sequences", _batch(best), "a replica", "plain", _batch_text(found, best)),
         Card(
             "Token",
             f"{best.step.total_s / low * 1e3:.1f} ms",
@@ -76,7 +76,7 @@ def cards(found: Sizing) -> list[Card]:
             f"{best.tokens_per_s:,.0f}" if best.batch else UNKNOWN,
             "tokens/s, a plan" if best.batch else "no batch is in time",
             "plain",
-            f"at {low:.0%} of the bound",
+            f"at {words.percent(low, 0)} of the bound",
         ),
     ]
 
@@ -112,11 +112,7 @@ def _choice_row(found: Sizing, choice: Choice) -> dict[str, str]:
     row = dict.fromkeys(_COLUMNS, UNKNOWN) | {"spread": choice.layout.words}
     if choice.memory is None or choice.step is None:
         return row
-    fine = (
-        f"none: {choice.why_none(found.demand.token_s)}"
-        if choice.batch == 0
-        else ("best" if choice is found.best else "possible")
-    )
+    fine = "none" if choice.batch == 0 else "best" if choice is found.best else "possible"
     return row | {
         "batch": _batch(choice),
         "limit": choice.batch_limit,
@@ -124,8 +120,18 @@ def _choice_row(found: Sizing, choice: Choice) -> dict[str, str]:
         "rate": f"{choice.tokens_per_s:,.0f}" if choice.batch else UNKNOWN,
         "cache": f"{choice.memory.tokens.expected:,.0f}",
         "weights": f"{choice.memory.weight_bytes / 1e9:.1f}",
-        "verdict": "; ".join((fine, *choice.notes)),
+        "verdict": fine,
     }
+
+
+def minds(found: Sizing) -> list[str]:
+    """Return what is to be minded of which spreads, one line a matter; none of those without."""
+    told: dict[str, list[str]] = {}
+    for choice in (c for c in found.choices if c.is_possible and c.memory is not None):
+        reasons = () if choice.batch else (choice.why_none(found.demand.token_s),)
+        for matter in (*reasons, *choice.notes):
+            told.setdefault(matter, []).append(choice.layout.words)
+    return [f"{', '.join(spreads)}: {matter}." for matter, spreads in told.items()]
 
 
 def command(found: Sizing) -> str:

@@ -62,7 +62,7 @@ def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
     return {
         "line": [*(line.kind for line in lines), "total"],
         "tenant": [*(line.tenant or IDLE for line in lines), ""],
-        "tier": [*(line.tier.replace("_", "-") for line in lines), ""],
+        "tier": [*(words.tier(line.tier) for line in lines), ""],
         "model": [*(line.model for line in lines), ""],
         "pool": [*(line.pool for line in lines), ""],
         "requests": [
@@ -112,7 +112,7 @@ def subtotal_rows(month: MonthSpend, by: Literal["tenant", "tier", "model"]) -> 
 
 def _part(name: str, by: Literal["tenant", "tier", "model"]) -> str:
     """Return a name as it is: only tiers, which are ours, are written otherwise."""
-    return IDLE if not name else name.replace("_", "-") if by == "tier" else name
+    return IDLE if not name else words.tier(name) if by == "tier" else name
 
 
 def _share(amount: Decimal, total: Decimal) -> float | None:

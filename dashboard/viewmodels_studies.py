@@ -42,7 +42,7 @@ def replay_verdict(found: Mapping[str, Any]) -> tuple[words.Tone, str]:
     worst = max(groups, key=lambda row: row["would_refuse"] - (row["in_force_refuses"] or 0), default=None)
     if worst is not None and worst["would_refuse"] > (worst["in_force_refuses"] or 0):
         more = worst["would_refuse"] - (worst["in_force_refuses"] or 0)
-        tier = worst["tier"].replace("_", " ")
+        tier = words.tier(worst["tier"])
         said += (
             f" {words.plain(worst['tenant'])} in {tier} loses most: {words.plural(more, 'request')} more."
         )
@@ -61,7 +61,7 @@ def replay_rows(found: Mapping[str, Any]) -> dict[str, list[Any]]:
     )
     return {
         "tenant": [row["tenant"] for row in rows],
-        "tier": [row["tier"].replace("_", " ") for row in rows],
+        "tier": [words.tier(row["tier"]) for row in rows],
         "offered": [words.count(row["offered"]) for row in rows],
         "draft": [words.count(row["would_refuse"]) for row in rows],
         "in force": [words.count(row["in_force_refuses"]) for row in rows],

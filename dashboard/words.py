@@ -10,7 +10,9 @@ from decimal import Decimal
 from typing import Literal
 
 from dashboard.times import UNKNOWN
+from fleet import percentages
 from fleet.histograms import Quantile
+from fleet.outcomes import Tier
 
 Tone = Literal["good", "watch", "act", "unknown", "plain"]
 #: How a tone looks: badge colour and icon. The word beside it says the same.
@@ -46,7 +48,7 @@ def ratio(value: float | None) -> str:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """Return a 0..1 share as percent."""
-    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
+    return UNKNOWN if value is None else percentages.percent(value, digits)
 
 
 def rate(value: float | None, unit: str = "req/s") -> str:
@@ -96,9 +98,14 @@ def plural(number_of: int, noun: str) -> str:
     return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
 
 
+def tier(name: str) -> str:
+    """Return a tier, or a text of ours that names some, as people write it: "best-effort"."""
+    return name.replace(Tier.BEST_EFFORT, Tier.BEST_EFFORT.words)
+
+
 def tier_or_name(scope: str, subject: str) -> str:
     """Return a subject's name: of a tier as people write it, of all else as it is."""
-    return subject.replace("_", "-") if scope == "tier" else subject
+    return tier(subject) if scope == "tier" else subject
 
 
 def plain(text: str) -> str:

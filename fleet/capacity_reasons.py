@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fleet.capacity import CapacityEstimate, Method
 from fleet.curve_fit import StepCurve
+from fleet.percentages import percent
 
 _LIMITS = {
     "slots": "sequence slots",
@@ -46,7 +47,8 @@ def explain_capacity(e: CapacityEstimate, now_s: float) -> tuple[str, ...]:
         lines.append(f"most seen in a minute: >= {e.peak_seen_tokens_per_s:.4g} tokens/s, a lower bound")
     if e.drift is not None:
         lines.append(
-            f"capacity model drift: what the engine does now is {e.drift:+.0%} off the curve of all windows"
+            f"capacity model drift: what the engine does now is {percent(e.drift, is_signed=True)} "
+            "off the curve of all windows"
         )
     if e.advised_batch is not None and curve is not None and batch is not None:
         lines.append(_advice_line(e.advised_batch, curve, batch))
@@ -56,7 +58,7 @@ def explain_capacity(e: CapacityEstimate, now_s: float) -> tuple[str, ...]:
 def _method_line(e: CapacityEstimate, now_s: float) -> str:
     age = "" if e.fitted_at_s is None else f", {max(0.0, now_s - e.fitted_at_s):.0f} s old"
     source = f" ({e.source})" if e.source else ""
-    seen = "" if e.reach is None else f", seen up to {e.reach:.0%} of the operating batch"
+    seen = "" if e.reach is None else f", seen up to {percent(e.reach)} of the operating batch"
     windows = f" from {e.windows} windows" if e.windows else ""
     return f"capacity: {_METHODS[e.method]}{source}{windows}{seen}{age}"
 
@@ -77,6 +79,6 @@ def _advice_line(advised: float, curve: StepCurve, batch: float) -> str:
     more = curve.tokens_per_s(advised) / curve.tokens_per_s(batch) - 1
     quicker = curve.step_time_s(batch) / curve.step_time_s(advised)
     return (
-        f"advice: hold the engine at {advised:.0f} sequences: {more:+.0%} tokens/s "
+        f"advice: hold the engine at {advised:.0f} sequences: {percent(more, is_signed=True)} tokens/s "
         f"and {quicker:.1f} times quicker tokens than at {batch:.0f}"
     )

@@ -14,6 +14,7 @@ from decimal import Decimal
 from fleet.comparison import Candidate, Comparison, Outcome
 from fleet.cost import FLAT_PEAK_TO_MEAN, TARGET_RHO
 from fleet.errors import InvalidInput
+from fleet.percentages import percent
 from fleet.strategies import MAX_NODES, Autoscaler, BurstPool, Mode, Strategy
 from fleet.traffic_shape import BurstDurations, TrafficShape
 
@@ -98,8 +99,9 @@ def against_admission(
         if better is not None:
             found.append(
                 f"{one.name} alone is the wrong answer at {refusal_usd:g} USD a refusal: {better.name} "
-                f"costs {better.cost_usd:,.0f} USD and refuses {better.month.refused_share:.2%}, against "
-                f"{one.cost_usd:,.0f} and {one.month.refused_share:.2%}."
+                f"costs {better.cost_usd:,.0f} USD and refuses "
+                f"{percent(better.month.refused_share, 2)}, against "
+                f"{one.cost_usd:,.0f} and {percent(one.month.refused_share, 2)}."
             )
     if refusing and bursts.median_s is not None:
         found.append(_by_duration(bursts, bursts.median_s, cold_start_s))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
 from fleet.errors import InvalidInput
+from fleet.percentages import percent
 
 CENT = Decimal("0.01")
 MONTH_HOURS = 720
@@ -311,7 +312,7 @@ def _warnings(i: ClosedFormInputs, node_rps: float, static: Option, total: Decim
     if burst < i.peak_rps:
         share = shed_share(i.peak_rps / burst)
         found.append(
-            f"Even with the burst pool {share:.1%} of requests are refused while at peak, "
+            f"Even with the burst pool {percent(share, 1)} of requests are refused while at peak, "
             "and more while it warms up."
         )
     if static.rho_at_peak > TARGET_RHO:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fleet.lifesigns import Life, Pulses, Writer, is_other_process, two_writers, writer
+from fleet.percentages import percent
 from fleet.quality_kinds import Finding, Kind, Severity
 from fleet.readings import EngineReading, EngineWindow, PageReading
 
@@ -250,7 +251,7 @@ def _kv_contradiction(name: str, held: _Held, engine: EngineReading) -> Iterable
     held.idle_kv = held.idle_kv + 1 if kv > IDLE_KV_MIN and not engine.running + engine.waiting else 0
     held.empty_kv = held.empty_kv + 1 if kv == 0 and engine.running else 0
     if held.idle_kv >= WINDOWS_HELD:
-        said = f"{kv:.0%} of the KV cache is in use and no request is inside"
+        said = f"{percent(kv)} of the KV cache is in use and no request is inside"
         yield Finding(Kind.INCONSISTENT_GAUGES, name, "kv_used_ratio", said)
     elif held.empty_kv >= WINDOWS_HELD:
         said = f"{engine.running} requests run and the KV cache reads empty"

@@ -30,6 +30,7 @@ from fleet.diagnosis_flows import hot_node, priority_ignored, retry_storm, tenan
 from fleet.diagnosis_queue import concurrency_cap, fifo_mixed_sizes, head_of_line, lack_of_capacity
 from fleet.diagnosis_quiet import node_silent
 from fleet.diagnosis_steps import prefill_interference, token_budget
+from fleet.percentages import percent
 
 #: Findings below this confidence are not named.
 NAMED = 0.5
@@ -180,7 +181,7 @@ def _sentence(facts: Facts, kind: Kind, findings: tuple[Finding, ...], curve: Cu
     use = (
         ""
         if curve is None
-        else f" The hardware was used at {curve.p50:.0%} (median of engines and minutes)."
+        else f" The hardware was used at {percent(curve.p50)} (median of engines and minutes)."
     )
     first = findings[0].title if findings else ""
     match kind:

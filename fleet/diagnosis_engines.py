@@ -13,6 +13,7 @@ from fleet.curve_fit import Vector
 from fleet.diagnosis_engine_facts import EngineFacts
 from fleet.diagnosis_evidence import Cause, Finding, Number
 from fleet.diagnosis_facts import Facts, PoolFacts
+from fleet.percentages import percent
 from fleet.readings import EngineWindow
 
 #: A queue is a queue when it is there at the end of this part of the windows.
@@ -171,7 +172,7 @@ def kv_oversubscription(facts: Facts, pool: PoolFacts) -> Finding | None:
         f"the KV cache of {engines_named(pool, [e for e, _ in hit])} is oversubscribed",
         f"{engine.name} preempted {engine.preemptions} times for {engine.completed} finished requests "
         "while "
-        f"its cache was {'full' if peak is None else f'{peak:.0%} full'}; each time, computed "
+        f"its cache was {'full' if peak is None else f'{percent(peak)} full'}; each time, computed "
         "tokens "
         "are thrown away and computed again.",
         (
@@ -245,7 +246,7 @@ def engine_cap(facts: Facts, pool: PoolFacts) -> Finding | None:
         f"{engine.name} ran {slots:.0f} requests and never more while others waited, with "
         f"{_part(kv)} of its KV cache in "
         "use. "
-        f"Twice the places would finish at least {gain - 1:.0%} more.",
+        f"Twice the places would finish at least {percent(gain - 1)} more.",
         (
             Number("running while others waited", slots, "requests"),
             Number("rounds with a queue", engine.waiting_share, "ratio"),
@@ -254,7 +255,8 @@ def engine_cap(facts: Facts, pool: PoolFacts) -> Finding | None:
         ),
         "Raise --max-num-seqs, and let token admission at the gateway be the limit",
         "flag:--max-num-seqs",
-        f"The queue inside the engines goes; throughput may rise by {gain - 1:.0%} or more, time between "
+        f"The queue inside the engines goes; throughput may rise by {percent(gain - 1)} or more, time "
+        "between "
         "tokens grows with the batch.",
         tuple(e.name for e, _, _ in capped),
         (
@@ -266,7 +268,7 @@ def engine_cap(facts: Facts, pool: PoolFacts) -> Finding | None:
 
 
 def _part(ratios: Vector) -> str:
-    return f"{float(np.median(ratios)):.0%}" if len(ratios) else "an unknown part"
+    return f"{percent(float(np.median(ratios)), 0)}" if len(ratios) else "an unknown part"
 
 
 def _pinned(values: Vector, top: float) -> bool:
@@ -327,7 +329,8 @@ def static_batching(facts: Facts, pool: PoolFacts) -> Finding | None:
         Cause.STATIC_BATCHING,
         0.9,
         f"{engines_named(pool, [e for e, _, _ in hit])} fills its batch only when the last one has ended",
-        f"In {drained:.0%} of the rounds with a queue, {engine.name} ran fewer than {DRAINED:.0%} of the "
+        f"In {percent(drained)} of the rounds with a queue, {engine.name} ran fewer than "
+        f"{percent(DRAINED)} of the "
         f"{slots_of(engine):.0f} requests it can run, down to {least:.0f}, with free memory. Continuous "
         "batching would have let the next ones in.",
         (

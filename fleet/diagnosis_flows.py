@@ -14,6 +14,7 @@ from fleet.diagnosis_engine_facts import EngineFacts, in_buckets
 from fleet.diagnosis_evidence import Cause, Finding, FlowSlice, Number, Series
 from fleet.diagnosis_facts import Facts, FlowFacts, PoolFacts, above, known_sum, p
 from fleet.histograms import merge
+from fleet.percentages import percent
 from fleet.readings import Histogram
 
 HOT_FACTOR = 1.6  # arrivals against the median of the pool
@@ -53,7 +54,7 @@ def hot_node(facts: Facts, pool: PoolFacts) -> Finding | None:
         Cause.HOT_NODE,
         0.95,
         f"{names} {'is' if len(hot) == 1 else 'are'} hot while {len(others)} others have room",
-        f"{len(hot)} of {len(engines)} nodes of pool {pool.name} took {share:.0%} of its requests, "
+        f"{len(hot)} of {len(engines)} nodes of pool {pool.name} took {percent(share)} of its requests, "
         f"{worst.name} {(worst.arrivals or 0) / median:.1f} times the median, minute after minute: the "
         "routing "
         "looks at who asks, not at who has room.",
@@ -101,7 +102,8 @@ def tenant_crowding(facts: Facts) -> Finding | None:
         min(0.97, 0.7 + 0.05 * math.log2(max(heavy_s / max(light_s, 1e-3), 1.0))),
         f"tenant {name} crowds out the others",
         f"While {name} is busy, everybody else's time to first token is {heavy_s:.2f} s at p95, otherwise "
-        f"{light_s:.2f} s. {name} then has {share:.0%} of all requests inside, {fair:.0%} would be its "
+        f"{light_s:.2f} s. {name} then has {percent(share)} of all requests inside, {percent(fair)} "
+        "would be its "
         "even share.",
         (
             Number(f"share of requests inside, {name}", share, "ratio"),
@@ -232,7 +234,8 @@ def retry_storm(facts: Facts) -> Finding | None:
         f"clients try {attempts:.1f} times for one answer",
         f"Of {offered / seconds:.1f} requests/s at the door only {originals / seconds:.1f} are new; the "
         "rest "
-        f"repeat what was refused ({refused:.0%} are). The repeats keep the queue full that refuses them.",
+        f"repeat what was refused ({percent(refused)} are). The repeats keep the queue full that "
+        "refuses them.",
         (
             Number("attempts per request", attempts, "times"),
             Number("refused", refused, "ratio"),

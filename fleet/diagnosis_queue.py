@@ -16,6 +16,7 @@ from fleet.diagnosis_engines import engine_cap, has_queue
 from fleet.diagnosis_evidence import Cause, Finding, Number, Series
 from fleet.diagnosis_facts import Facts, PoolFacts, above, known_sum, p
 from fleet.histograms import merge
+from fleet.percentages import percent
 from fleet.readings import Histogram
 
 LONG_FACTOR = 8.0  # a prompt is long when it is this many times the median
@@ -79,7 +80,7 @@ def front_cap(facts: Facts) -> Finding | None:
         Cause.CONCURRENCY_CAP,
         0.95 if used is not None else 0.7,
         f"a cap of {queue.most:.0f} requests in flight holds back {len(facts.engines)} engines",
-        f"In {queue.share:.0%} of the rounds requests queued while exactly {queue.most:.0f} were in "
+        f"In {percent(queue.share)} of the rounds requests queued while exactly {queue.most:.0f} were in "
         "flight, and the "
         f"engines behind did {'an unknown part' if used is None else format(used, '.0%')} of what they "
         "could.",
@@ -156,10 +157,13 @@ def head_of_line(facts: Facts, pool: PoolFacts) -> Finding | None:
     return Finding(
         Cause.HEAD_OF_LINE,
         min(0.95, 0.7 + 0.3 * long.token_share),
-        f"{long.request_share:.0%} long contexts block the short requests",
-        f"Prompts of {long.long_from:.0f} tokens and more are {long.request_share:.1%} of the requests and "
-        f"{long.token_share:.0%} of the prompt tokens; half of all prompts are under {long.median:.0f}. "
-        f"{late:.0%} of requests miss the goal for the first token, far more than there are long ones.",
+        f"{percent(long.request_share)} long contexts block the short requests",
+        f"Prompts of {long.long_from:.0f} tokens and more are {percent(long.request_share, 1)} of the "
+        "requests and "
+        f"{percent(long.token_share)} of the prompt tokens; half of all prompts are under "
+        f"{long.median:.0f}. "
+        f"{percent(late)} of requests miss the goal for the first token, far more than there are long "
+        "ones.",
         (
             Number("long prompts, share of requests", long.request_share, "ratio"),
             Number("long prompts, share of tokens", long.token_share, "ratio"),

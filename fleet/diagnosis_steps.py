@@ -20,6 +20,7 @@ from fleet.diagnosis_engines import (
 from fleet.diagnosis_evidence import Cause, Finding, Number, Series
 from fleet.diagnosis_facts import Facts, PoolFacts, above, p
 from fleet.diagnosis_prefill import StepModel, step_model
+from fleet.percentages import percent
 from fleet.readings import EngineWindow
 
 #: Of the time between two tokens; at half, decoding runs at half its pace.
@@ -92,7 +93,7 @@ def _budget_too_large(facts: Facts, pool: PoolFacts, model: StepModel, late: flo
         f"{model.largest_step_tokens:.0f} "
         "prompt tokens about "
         f"{(model.decode_s + model.largest_step_tokens * model.per_token_s) * 1000:.0f} ms; "
-        f"{late:.1%} of the gaps between tokens exceed {goals.itl_p99_s * 1000:.0f} ms.",
+        f"{percent(late, 1)} of the gaps between tokens exceed {goals.itl_p99_s * 1000:.0f} ms.",
         (
             Number("gaps over the goal", late, "ratio"),
             Number("gap between tokens, median", median_s, "s"),
@@ -125,7 +126,7 @@ def prefill_interference(facts: Facts, pool: PoolFacts) -> Finding | None:
         Cause.PREFILL_INTERFERENCE,
         min(0.95, 0.6 + model.prefill_share / 2),
         f"prefill slows decoding on {engines_named(pool, list(pool.engines))}",
-        f"{model.prefill_share:.0%} of the time between two tokens goes to other requests' prompts: "
+        f"{percent(model.prefill_share)} of the time between two tokens goes to other requests' prompts: "
         f"{mean_s * 1000:.0f} ms on average, where decoding alone takes {model.decode_s * 1000:.0f} ms.",
         (
             Number("gap between tokens, mean", mean_s, "s"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.percentages import percent
 from fleet.replay_outcomes import Group
 
 #: A change below this is not worth a line.
@@ -87,16 +88,20 @@ def _group_change(before: Group, after: Group) -> str:
     if first:
         words.append(f"p99 of the first token {first}")
     if abs(after.refused_share - before.refused_share) >= 0.01:
-        words.append(f"{after.refused_share:.1%} refused instead of {before.refused_share:.1%}")
+        words.append(
+            f"{percent(after.refused_share, 1)} refused instead of {percent(before.refused_share, 1)}"
+        )
     if abs(after.good_share - before.good_share) >= 0.02:
-        words.append(f"{after.good_share:.0%} within the objectives instead of {before.good_share:.0%}")
+        words.append(
+            f"{percent(after.good_share)} within the objectives instead of {percent(before.good_share)}"
+        )
     return ", ".join(words)
 
 
 def _change(before: float | None, after: float | None) -> str:
     if not before or after is None or abs(after / before - 1) < NOTICED:
         return ""
-    return f"{seconds(after)} instead of {seconds(before)} ({after / before - 1:+.0%})"
+    return f"{seconds(after)} instead of {seconds(before)} ({percent(after / before - 1, is_signed=True)})"
 
 
 def seconds(value: float) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fleet.little import age_share
+from fleet.percentages import percent
 from fleet.queueing import flow_z
 from fleet.tail_trend import MIN_POINTS, RUN, WINDOWS, TailPoint, TailTrend, tail_trend
 
@@ -105,11 +106,11 @@ def age_signal(minutes: Sequence[Minute]) -> Signal:
     is_raised = all(s > limit for s, limit in zip(shares, limits, strict=True)) or all(
         s < -limit for s, limit in zip(shares, limits, strict=True)
     )
-    shown = ", ".join(f"{round(share, 2) + 0.0:+.0%}" for share in shares)  # no "-0%"
+    shown = ", ".join(f"{percent(round(share, 2) + 0.0, is_signed=True)}" for share in shares)  # no "-0%"
     return Signal(
         "age",
         is_raised,
-        f"(L - X W) / L = {shown} in the last {len(shares)} minutes (raised at {max(limits):.0%})",
+        f"(L - X W) / L = {shown} in the last {len(shares)} minutes (raised at {percent(max(limits))})",
     )
 
 

@@ -11,6 +11,7 @@ from fleet.gate_month import GateRun
 from fleet.gate_rules import LEAST_WAIT_S, MOST_WAIT_S, whole_weights
 from fleet.month_result import MonthResult
 from fleet.outcomes import TIERS, Outcome
+from fleet.percentages import percent
 
 
 def explained(run: GateRun, events: MonthResult) -> list[str]:
@@ -26,11 +27,12 @@ def explained(run: GateRun, events: MonthResult) -> list[str]:
     early = refused[Outcome.REJECTED_TOO_LATE]
     if early:
         lines.append(
-            f"{early / refused.total():.0%} of what it refuses is refused at the door: it expects too long "
+            f"{percent(early / refused.total())} of what it refuses is refused at the door: it "
+            "expects too long "
             "a wait, instead of letting them wait for nothing. It expects from what drained lately."
         )
     if len(tiers) > 1 and refused:
-        shares = ", ".join(f"{one.tier.value} {one.refused_share:.2%}" for one in tiers)
+        shares = ", ".join(f"{one.tier.words} {percent(one.refused_share, 2)}" for one in tiers)
         whole = whole_weights([run.rules.tier_weights.get(one.value, 0.0) for one in TIERS])
         weights = "/".join(str(whole[TIERS.index(one.tier)]) for one in tiers)
         lines.append(

@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri  # pyright: ignore[reportMissingTypeStubs]
 
 from fleet.curve_fit import StepCurve
 from fleet.errors import InvalidInput
+from fleet.percentages import percent
 from fleet.replay_outcomes import Objectives
 
 Vector = NDArray[np.float64]
@@ -379,7 +380,8 @@ def _words(
         "sequences at once on an engine.",
         f"Admit at most {point_.rate:.2f} requests/s an engine; what comes above is refused at once, "
         f"instead of making everybody late. What is reached first is {LIMIT_WORDS[best.limited_by]}.",
-        f"As quotas: {QUOTA_SHARE:.0%} of that to begin with, {tokens:,.0f} tokens a minute an engine, "
+        f"As quotas: {percent(QUOTA_SHARE)} of that to begin with, {tokens:,.0f} tokens a minute an "
+        "engine, "
         f"bursts of {tokens / 6:,.0f}.",
     ]
     used = next((c for c in choices if c.batch == in_use), None)
@@ -389,7 +391,8 @@ def _words(
         change = point_.goodput / used.best.goodput - 1
         found.append(
             f"With {in_use} as now: {used.best.goodput:.2f} requests/s in time, tokens "
-            f"{1000 * used.best.itl_s:.0f} ms apart; with {best.batch} {change:+.1%} and "
+            f"{1000 * used.best.itl_s:.0f} ms apart; with {best.batch} "
+            f"{percent(change, 1, is_signed=True)} and "
             f"{1000 * point_.itl_s:.0f} ms."
         )
     return tuple(found)

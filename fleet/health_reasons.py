@@ -6,6 +6,7 @@ Rates are per second, times are seconds. Pure text from numbers. Prevents: a num
 from __future__ import annotations
 
 from fleet.health_reading import BACKLOG_HORIZON_S, TARGET_RHO, Health, Interval
+from fleet.percentages import percent
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -115,8 +116,8 @@ def _room_lines(e: Health, rate: float, mu: float, longest_wait_s: float) -> lis
         lines.append(f"rho with backlog = ({demand}) / {mu:.4g} = {e.rho_backlog:.2f}")
     if e.batch_used_ratio is not None:
         expected = e.batch_expected_ratio
-        caption = "" if expected is None else f"; at rho {TARGET_RHO:g} expect {expected:.0%}"
+        caption = "" if expected is None else f"; at rho {TARGET_RHO:g} expect {percent(expected)}"
         lines.append(
-            f"batch in use {e.batch_used_ratio:.0%} of the operating batch: not utilization{caption}"
+            f"batch in use {percent(e.batch_used_ratio)} of the operating batch: not utilization{caption}"
         )
     return lines

@@ -15,7 +15,8 @@ ENOUGH = 200
 _RELATIVE_ERROR = 0.01
 _LOG_STEP = math.log(1 + _RELATIVE_ERROR)
 _FADE_AT = 20_000
-_REFRESH_EVERY = 64
+#: Answers that are counted in together.
+REFRESH_EVERY = 64
 _TABLED = 4_096
 
 
@@ -33,27 +34,27 @@ class LengthSketch:
     Source: Masson, Rim, Lee, "DDSketch" (VLDB 2019), section 2, with upper bucket edges.
     """
 
-    __slots__ = ("_answers", "_counts", "_fresh", "_places", "_powers", "_total", "seen")
+    __slots__ = ("_counts", "_places", "_powers", "_total", "answers", "fresh", "seen")
 
     def __init__(self) -> None:
         self._counts = [0]  # by bucket, from -1 on
         self._places: dict[float, int] = {}  # of the last answers in it
         self._total = 0
-        self._answers: dict[float, int] = {}
+        self.answers: dict[float, int] = {}  # by quantile, until more is counted in
         self._powers = (0.0, 0.0, 0.0)  # sums of O, O^2, O^3
-        self._fresh: list[int] = []  # not counted in yet
+        self.fresh: list[int] = []  # not counted in yet
         self.seen = 0
 
     def add(self, output_tokens: int) -> None:
         """Count one finished answer of `output_tokens` (>= 0)."""
-        fresh = self._fresh
+        fresh = self.fresh
         fresh.append(output_tokens)
-        if len(fresh) >= _REFRESH_EVERY or self.seen < ENOUGH:
-            self._take_in()
+        if len(fresh) >= REFRESH_EVERY or self.seen < ENOUGH:
+            self.take_in()
 
-    def _take_in(self) -> None:
+    def take_in(self) -> None:
         """Count in what came since the last time, all together: one by one it would cost ten times more."""
-        fresh, counts = self._fresh, self._counts
+        fresh, counts = self.fresh, self._counts
         if min(fresh) >= 0 and max(fresh) < _TABLED:
             buckets = [_BUCKETS[output_tokens] for output_tokens in fresh]
         else:
@@ -69,7 +70,7 @@ class LengthSketch:
         self._total += len(fresh)
         self.seen += len(fresh)
         fresh.clear()
-        self._answers.clear()
+        self.answers.clear()
         if self._total >= _FADE_AT:
             self._counts = [number // 2 for number in counts]
             self._total = sum(self._counts)
@@ -83,9 +84,9 @@ class LengthSketch:
         """
         if self.seen < ENOUGH:
             return None
-        answer = self._answers.get(quantile)
+        answer = self.answers.get(quantile)
         if answer is None:
-            answer = self._answers[quantile] = self._compute(quantile)
+            answer = self.answers[quantile] = self._compute(quantile)
         return answer
 
     def residency(self) -> tuple[float, float] | None:

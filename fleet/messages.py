@@ -234,6 +234,16 @@ class LastRejection(_Message):
     pointer: Words
 
 
+class NodeOut(_Message):
+    """Why this gateway took a node out, since when, and when it tries it again. Past that: on trial."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    because: Label  # a `fleet.ejection.Because`; a newer gateway may know more
+    since_s: Instant
+    until_s: Instant
+
+
 class GatewayStatus(_Message):
     """What a gateway runs now. `digest` is of the assignment in force; None before the first."""
 
@@ -260,6 +270,7 @@ class GatewayStatus(_Message):
     nodes_usable: int
     nodes_total: int
     nodes_apart: dict[Label, Words] = {}  # why nodes take no work, or only a trial; the others are open
+    nodes_out: dict[Label, NodeOut] = {}  # those it ejected, and those on trial after that
     usage_spool: Label  # id of the spool; changes only if the spool was lost
     usage_last_seq: int
     clock_at_s: Instant

@@ -16,6 +16,11 @@ class Tier(StrEnum):
     BATCH = "batch"
     BEST_EFFORT = "best_effort"
 
+    @property
+    def words(self) -> str:
+        """The name as people write it: "best-effort"."""
+        return self.value.replace("_", "-")
+
 
 TIERS: tuple[Tier, ...] = (Tier.INTERACTIVE, Tier.BATCH, Tier.BEST_EFFORT)
 

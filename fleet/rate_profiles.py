@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import InvalidInput
 from fleet.fluid import BIN_S, DAY_BINS, MONTH_BINS
+from fleet.percentages import percent
 from fleet.trace_columns import TraceColumns, clock_of, trace_columns
 
 MAX_ROWS = 50_000_000
@@ -78,7 +79,7 @@ class RateProfile:
             )
         if self.filled_share > 0:
             found.append(
-                f"{self.filled_share:.1%} of the bins were not recorded and hold the rate before"
+                f"{percent(self.filled_share, 1)} of the bins were not recorded and hold the rate before"
             )
         return found
 

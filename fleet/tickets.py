@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fleet.accounts import Account
-from fleet.lengths import LengthSketch
+from fleet.lengths import ENOUGH, REFRESH_EVERY, LengthSketch
 from fleet.lines import Line, Lines
 from fleet.offers import Holding, Lease, Request, Ticket
 from fleet.outcomes import TIERS, Tier
@@ -59,7 +59,10 @@ class Tickets:
     def _output(self, request: Request, line: Line) -> tuple[int, str]:
         """Return the output to book and why. Without `max_tokens` at most half of the largest budget."""
         sketch = line.model.lengths.get(request.endpoint)
-        expected = None if sketch is None else sketch.quantile(self._quantile)
+        expected = None
+        if sketch is not None:
+            quantile = self._quantile
+            expected = sketch.answers.get(quantile) or sketch.quantile(quantile)
         basis = HISTORY
         if expected is None:
             expected, basis = self._prior_tokens, PRIOR
@@ -77,7 +80,10 @@ class Tickets:
         sketch = lengths.get(request.endpoint)
         if sketch is None:
             sketch = lengths[request.endpoint] = LengthSketch()
-        sketch.add(output_tokens if request.choices <= 1 else output_tokens // request.choices)
+        fresh = sketch.fresh  # as `LengthSketch.add`, which would cost a call for each request
+        fresh.append(output_tokens if request.choices <= 1 else output_tokens // request.choices)
+        if len(fresh) >= REFRESH_EVERY or sketch.seen < ENOUGH:
+            sketch.take_in()
 
     def make(self, request: Request, account: Account, tier: Tier, now_s: float) -> Ticket:
         """Return a ticket for a request that came now."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fleet.health_reading import TARGET_RHO, Health, Interval, Rho, Scope
 from fleet.outcomes import TIERS
+from fleet.percentages import percent
 
 #: Engine time of a prompt token over that of a decoded one. Only their sum at one mix can be measured; a
 #: twelfth is what the coefficients of public engine profiles give near the operating batch.
@@ -121,7 +122,7 @@ def _why(fleet: Health, tier: Health) -> tuple[str, ...]:
         return ("rho of the tier is unknown, as that of the fleet is",)
     lines = [
         f"rho of the tier = share of demanded engine-seconds x rho of the fleet = "
-        f"{tier.demand_share or 0:.1%} x {fleet.rho.value:.2f} = {rho:.2f}",
+        f"{percent(tier.demand_share or 0, 1)} x {fleet.rho.value:.2f} = {rho:.2f}",
         f"rho with all tiers of higher precedence = {so_far:.2f}; past 1, this tier is what is refused",
     ]
     if tier.mu.value is not None:

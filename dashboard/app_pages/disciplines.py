@@ -24,7 +24,7 @@ if document is None:
 compared = document["comparisons"][0]
 st.subheader(compared["question"])
 components.verdict(*vm.headline(compared))
-components.table(vm.case_rows(compared), tables_studies.CASES, key="cases")
+components.table(vm.case_rows(compared), tables_studies.CASES, key="cases", more=tables_studies.CASES_MORE)
 left, right = components.two()
 with left:
     components.plot(vm.tail_figure(compared), key="tails")

@@ -33,7 +33,9 @@ with top:
     wrong, others = vm.wrong_answers(ready, compared)
     for line in wrong:
         st.warning(line)
-components.table(vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes")
+components.table(
+    vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes", more=tables.OUTCOMES_MORE
+)
 left, right = components.two()
 with left:
     components.plot(charts.cost_and_refusals(compared), key="cost_refusals")
@@ -45,7 +47,7 @@ with left:
     components.plot(charts.refused_by_tier(compared), key="by_tier")
     st.caption(vm.split(ready))
 with right:
-    components.table(vm.noticed_rows(compared), tables.NOTICED, key="noticed")
+    components.table(vm.noticed_rows(compared), tables.NOTICED, key="noticed", more=("offered",))
 st.subheader("What would change the answer")
 left, right = components.two()
 with left:

@@ -8,6 +8,7 @@ from dashboard import components, data, state, tables, words
 from dashboard import viewmodels_fleet as vm
 from dashboard import viewmodels_load as load
 from dashboard.acknowledge import acknowledge_button
+from dashboard.nodes_panel import nodes_panel
 from dashboard.rho_panel import rho_panel
 from dashboard.viewmodels import ALL_SOURCES
 from dashboard.viewmodels_attention import attention
@@ -47,9 +48,7 @@ def live() -> None:
         components.paragraphs(
             changes(fleet.changes, at, chosen.zone) or ["Nobody has changed anything yet."]
         )
-    if fleet.nodes:
-        st.subheader("Nodes")
-        components.table(vm.node_rows(fleet.nodes), tables.NODES, key="nodes")
+    nodes_panel(fleet, at)
     st.subheader("Load")
     history = data.timeline("fleet", "", chosen.span_s)
     if not components.problem(history, at, chosen.zone) and history.value is not None:
@@ -67,7 +66,9 @@ def live() -> None:
     if not traffic.value.flows:
         st.markdown("No gateway counted a request in this range. Widen it, or look at the Rollout page.")
         return
-    components.table(vm.traffic_rows(traffic.value), tables.TRAFFIC, key="traffic")
+    components.table(
+        vm.traffic_rows(traffic.value), tables.TRAFFIC, key="traffic", more=tables.TRAFFIC_MORE
+    )
 
 
 components.live(live, chosen.tick_s())

@@ -51,7 +51,7 @@ if not components.problem(found, data.now(), chosen.zone) and found.value is not
     if adjustments["usd"]:
         st.subheader("Adjustments of closed months")
         components.table(adjustments, tables_months.ADJUSTMENTS, key="adjustments")
-    month_controls(month, book.spend.state)
+    month_controls(month, book.spend.state, book.checks)
     node_time_form()
 declared = data_months.cost_rules()
 if not components.problem(declared, data.now(), chosen.zone) and declared.value is not None:

@@ -24,6 +24,7 @@ if answer:
     components.cards(answer)
     st.subheader("Ways to spread it")
     components.table(vm.choice_rows(found), tables_sizing.CHOICES, key="choices")
+    components.lines(vm.minds(found))
 figure = vm.batch_figure(found)
 if figure is not None:
     left, right = components.two()

@@ -22,7 +22,9 @@ except InvalidInput as exc:
     st.stop()
 compared = found.compared
 components.verdict(*vm.headline(ready, compared))
-components.table(vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes")
+components.table(
+    vm.outcome_rows(ready, compared), tables.OUTCOMES, key="outcomes", more=tables.OUTCOMES_MORE
+)
 left, right = components.two()
 with left:
     components.plot(charts.cost_and_refusals(compared), key="cost_refusals")

@@ -296,8 +296,8 @@ def test_operator_changes_policy_and_sees_it_take_hold(demo: Demo, browser: Brow
     go_to(page, "Audit")
 
     def published() -> list[tuple[str, ...]]:
-        rows = [row for row in cells(page, "audit") if row[5:7] == ["policy.publish", "revision 2"]]
-        return [(row[2], row[3], row[4], row[7]) for row in rows]
+        rows = [row for row in cells(page, "audit") if row[3:5] == ["policy.publish", "revision 2"]]
+        return [(row[2], row[6], row[7], row[5]) for row in rows]
 
     wait_until(lambda: bool(published()), 60)
     assert published() == [("operator", "operator", "page", "Less for acme, more for batch")]

@@ -82,7 +82,7 @@ def add_flow(session: Session, last: datetime, count: int = MINUTES) -> None:
             "tier",
             "interactive",
             0.8,
-            "interactive: globex got 10% of the tokens where 50% was its due",
+            "interactive: globex got 10 % of the tokens where 50 % was its due",
             {"shares": shares},
         ),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import update
+from streamlit.testing.v1 import AppTest
 
 from control.database import session_scope
 from control.tables import SampleRow
@@ -13,7 +15,19 @@ from tests.pages.conftest import Show, column, text
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
+#: What people should not have to read: a name of the code, a share without its space, one of several, two
+#: durations that read as one.
+ODD = re.compile(
+    r"best_effort|\d%|(?<![\d.,/-])1 (?:node|gateway|request|alert|sample|engine|token|tenant|month)s\b"
+    r"|\d h and \d+ min"
+)
 PAGES = ("fleet", "alerts", "node", "policy", "rollout", "audit", "estimates", "spend")
+
+
+def cells(at: AppTest) -> Iterator[str]:
+    """Return the words in every cell of every table."""
+    for frame in (d.value for d in at.dataframe):
+        yield from (str(value) for name in frame.columns for value in frame[name] if isinstance(value, str))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -24,6 +38,7 @@ def test_no_page_in_any_state_shows_an_exception(
     at = request.getfixturevalue(state)(page)
     assert [e.message for e in at.exception] == []
     assert [t.value for t in at.title] == [page.capitalize()] or state == "failing"
+    assert ODD.findall("\n".join((text(at), *cells(at)))) == []
 
 
 # ---- full ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def add_tier(database: FreshDatabase) -> None:
         detail = {
             "rho_with_higher": {"value": 1.1},
             "limited_rate": 3.0,
-            "explanation": ["rho of the tier = 30.0% x 1.00 = 0.30"],
+            "explanation": ["rho of the tier = 30.0 % x 1.00 = 0.30"],
         }
         session.add(HealthRow(at=newest, scope="tier", name="best_effort", rho=0.3, detail=detail))
 
@@ -34,7 +34,7 @@ def test_every_scope_has_its_row_and_the_chosen_one_its_reasons(
     assert column(at, "own limits")[-1] == "3 req/s"
     assert "rho = lambda / mu = 4 / 6.45 = 0.62" in text(at)
     at.selectbox(key="why_of").set_value("tier best-effort").run()
-    assert "rho of the tier = 30.0% x 1.00 = 0.30" in text(at)
+    assert "rho of the tier = 30.0 % x 1.00 = 0.30" in text(at)
     assert [e.message for e in at.exception] == []
 
 

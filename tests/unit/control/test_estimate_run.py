@@ -196,7 +196,7 @@ def test_a_gateway_that_was_not_heard_leaves_a_gap_and_not_less_traffic(session:
     # 1 request/s each: three for 100 s, then two. The gap holds its neighbour's rate, not half of it.
     assert profile.rates_rps == pytest.approx([3.0] * 10 + [2.0] * 50)
     assert profile.filled_share == pytest.approx(10 / 60)  # 8 bins, and 2 whose round is not over
-    assert "13.3% of it unknown: not every gateway was heard" in profile.source
+    assert "13.3 % of it unknown: not every gateway was heard" in profile.source
     assert "without 1 active gateways" in profile.source
 
 

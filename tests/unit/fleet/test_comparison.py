@@ -305,7 +305,7 @@ def test_admission_is_wrong_where_refusals_are_not_acceptable(guide: Comparison)
 
 def test_admission_alone_is_wrong_where_bursts_outlast_a_cold_start(guide: Comparison) -> None:
     found = said(guide)
-    assert "Reactive + admission costs 106,043 USD and refuses 0.10%" in found
+    assert "Reactive + admission costs 106,043 USD and refuses 0.10 %" in found
     assert "long enough for an autoscaler" in found
 
 

@@ -315,7 +315,7 @@ def test_19_no_hits_because_no_prefix_fills_a_block():
     )
     engine = only(page.engines)
     assert engine.prefix_cache_hits == 0
-    assert prefix_hits(engine) == "0.0% of full blocks (block 784 tokens)"
+    assert prefix_hits(engine) == "0.0 % of full blocks (block 784 tokens)"
 
 
 def test_20_the_fullest_rank_decides():

@@ -210,7 +210,7 @@ def test_a_reading_says_what_occupancy_to_expect_at_the_target():
     # h = 12 ms / (0.1 ms * 64) = 1.875: 0.85 * 1.875 / (2.875 - 0.85) = 0.787
     health = assess_engine("a", minutes(), MU10, 300)
     assert health.batch_expected_ratio == pytest.approx(0.787, abs=0.001)
-    assert any("at rho 0.85 expect 79%" in line for line in health.explanation)
+    assert any("at rho 0.85 expect 79 %" in line for line in health.explanation)
 
 
 def test_the_explanation_goes_from_windows_to_mu_step_by_step():

@@ -1,0 +1,24 @@
+"""The fleet page's table of nodes, with what gateways hold against them.
+
+Prevents: an ejected node that reads like an idle one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import streamlit as st
+
+from dashboard import components, tables
+from dashboard import viewmodels_fleet as vm
+from dashboard.data import FleetNow
+from dashboard.viewmodels_ejected import remarks
+
+
+def nodes_panel(fleet: FleetNow, at: datetime) -> None:
+    """Draw the table; nothing where no node is registered."""
+    if not fleet.nodes:
+        return
+    st.subheader("Nodes")
+    rows = vm.node_rows(fleet.nodes, remarks(fleet.gateways, at))
+    components.table(rows, tables.NODES, key="nodes", more=tables.NODES_MORE)
