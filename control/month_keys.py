@@ -8,6 +8,7 @@ tell a forged month from one whose key is gone.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 import secrets
@@ -124,7 +125,7 @@ def check_signature(session: Session, name: str, path: Path | None) -> Signed:
     own = None if path is None else _key_named(path, row.key_id)
     if own is not None:
         return Signed(sealed(row, before).holds(own, row.signature), BY_OWN)
-    keys = {} if path is None else _keys(path)
+    keys = {} if path is None else keys_at(path)
     if not keys:
         return Signed(None, "the key is not on this machine")
     for declared in session.scalars(select(MonthKeyRow).order_by(MonthKeyRow.id.desc())):
@@ -193,9 +194,11 @@ def _known(session: Session) -> set[str]:
     return {str(name) for name in names}
 
 
-def _keys(path: Path) -> dict[str, bytes]:
+def keys_at(path: Path) -> dict[str, bytes]:
     """Return the keys in `path` and beside it, by their names."""
-    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    beside: list[Path] = []
+    with contextlib.suppress(OSError):  # a folder that is not there, or may be passed but not listed
+        beside = sorted(path.parent.iterdir())
     ours = [
         each for each in beside if each.name.startswith(f"{path.name}.") and _ID.fullmatch(each.suffix[1:])
     ]
@@ -204,7 +207,7 @@ def _keys(path: Path) -> dict[str, bytes]:
 
 
 def _key_named(path: Path, wanted: str) -> bytes | None:
-    return _keys(path).get(wanted)
+    return keys_at(path).get(wanted)
 
 
 def _made_beside(path: Path) -> bytes:

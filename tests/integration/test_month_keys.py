@@ -222,6 +222,18 @@ def test_keys_are_changed_without_losing_the_one_before(
         ]
 
 
+def test_a_folder_that_cannot_be_listed_still_gives_its_key(tmp_path: Path) -> None:
+    """As a secret is mounted: the file can be read by its name. Root reads everything, so a name that is
+    no folder stands for it."""
+    path = tmp_path / "nothing" / "finance.key"
+    assert not path.parent.exists()
+    assert month_keys.keys_at(path) == {}
+    key = make_key(tmp_path / "finance.key")
+    (tmp_path / f"finance.key.{'0' * 15}").write_text("not sixteen digits: no key of ours")
+    (tmp_path / "finance.key.bak").write_text("nor is a copy by hand")
+    assert month_keys.keys_at(tmp_path / "finance.key") == {key_id(key): key}
+
+
 def test_a_key_put_in_place_by_hand_is_declared_not_replaced(
     books: FreshDatabase, close: Close, key_file: Path
 ) -> None:
