@@ -34,12 +34,12 @@ class Tag:
 class FairTags:
     """Virtual time of one level, and where each key's next start lies on it."""
 
-    __slots__ = ("_most_owed", "by_key", "virtual")
+    __slots__ = ("by_key", "most_owed", "virtual")
 
     def __init__(self) -> None:
         self.virtual = 0.0
         self.by_key: dict[str, Tag] = {}
-        self._most_owed = LARGEST_DEBT_TOKENS
+        self.most_owed = LARGEST_DEBT_TOKENS
 
     def find(self, key: str) -> Tag:
         """Return the tag of a key, the same for ever.
@@ -56,12 +56,14 @@ class FairTags:
         virtual, start = self.virtual, tag.finish
         if start < virtual:
             start = virtual
-        if in_turn:
-            self.virtual = virtual = start
-        if 4 * tokens > self._most_owed:
-            self._most_owed = 4 * tokens
+        if 4 * tokens > self.most_owed:
+            self.most_owed = 4 * tokens
         ends = start + tokens / weight
-        latest = virtual + self._most_owed / weight
+        if in_turn:  # nobody owes more than one request
+            self.virtual = start
+            tag.finish = ends
+            return
+        latest = virtual + self.most_owed / weight
         tag.finish = ends if ends < latest else latest
 
 

@@ -47,6 +47,8 @@ class FairQueue:
 
     def push(self, ticket: Ticket) -> None:
         """Queue a request."""
+        if not self.requests:
+            self._catch_up()
         line, state = ticket.line, self.tiers[ticket.tier]
         lane = line.lanes.get(ticket.size_class)
         if lane is None:
@@ -67,6 +69,12 @@ class FairQueue:
         self._requests_by_bits[bits] += 1
         self._bits_waiting = waiting = self._bits_waiting | 1 << bits
         self.least_tokens = (waiting & -waiting) >> 1
+
+    def _catch_up(self) -> None:
+        """Let no tier start before the virtual time to which those that waited for nobody have moved it."""
+        for state in self.states:
+            if state.start < self._virtual:
+                state.start = self._virtual
 
     def _note_early(self, ticket: Ticket) -> None:
         early = self._early
@@ -154,22 +162,21 @@ class FairQueue:
 
     def charge_alone(self, ticket: Ticket) -> None:
         """Count a start while nothing waits, in tier and tenant: it is everybody's turn."""
-        tokens, state, virtual = ticket.tokens, self.tiers[ticket.tier], self._virtual
-        start = state.start
-        if start > virtual:
-            self._virtual = virtual = start
-            for one in self.states:
-                if one.start < virtual:
-                    one.start = virtual
-        most_owed = 4 * tokens
-        if most_owed > self._most_owed:
-            self._most_owed = most_owed
-        else:
-            most_owed = self._most_owed
-        ends, latest = start + tokens / state.weight, virtual + most_owed / state.weight
-        state.start = ends if ends < latest else latest
+        tokens, state, start = ticket.tokens, self.tiers[ticket.tier], self._virtual
+        if state.start > start:
+            self._virtual = start = state.start  # the others follow when one of them waits
+        if 4 * tokens > self._most_owed:
+            self._most_owed = 4 * tokens
+        state.start = start + tokens / state.weight  # in turn nobody owes more than one request
         tags, name = state.tags, ticket.holder.name
-        tags.charge(tags.by_key.get(name) or tags.find(name), tokens, ticket.weight, True)
+        tag = tags.by_key.get(name) or tags.find(name)
+        start = tag.finish
+        if start < tags.virtual:
+            start = tags.virtual
+        tags.virtual = start
+        tag.finish = start + tokens / ticket.weight
+        if 4 * tokens > tags.most_owed:
+            tags.most_owed = 4 * tokens
         for lane in state.lanes:
             lane.next = None
 

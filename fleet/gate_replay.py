@@ -260,7 +260,11 @@ class _Replay:
                 return now_s
             now_s = due_s
             if servers.next_s <= now_s:
-                self._finish(now_s)
+                if waiting or servers.has_news:
+                    self._finish(now_s)
+                else:  # nothing can start by what ends: all of them at once
+                    observe_s = self.next_observe_s
+                    now_s = self._finish(until_s if until_s < observe_s else observe_s)
             elif self.next_observe_s <= now_s:
                 self._observe(now_s)
             if waiting:
@@ -321,10 +325,12 @@ class _Replay:
             self.waited_s[place], self.result.queued_s[place] = self.result.queued_s[place], math.nan
             self.waiting[one.ticket.ticket_id] = place
 
-    def _finish(self, now_s: float) -> None:
+    def _finish(self, until_s: float) -> float:
+        """Close the leases of what ends by then, each at its end. Return the time of the last."""
+        end_s = until_s
         result, release, arrivals = self.result, self.gate.release, self.arrivals
         longer, leases, outcomes = self.longer, self.leases, result.outcomes
-        for _, place, first_s, is_answered in self.servers.finished(now_s):
+        for end_s, place, first_s, is_answered in self.servers.finished(until_s):
             arrival, lease = arrivals[place], leases.pop(place)
             if self.is_recalling:
                 self.places.pop(lease.lease_id, None)
@@ -335,15 +341,16 @@ class _Replay:
                 at_s, outcome, output_tokens = arrival.at_s, Outcome.COMPLETED, arrival.output_tokens
                 result.output_tokens += output_tokens
                 result.first_s[place] = first_s - at_s
-                result.e2e_s[place] = now_s - at_s
+                result.e2e_s[place] = end_s - at_s
             release(
                 lease,
                 prompt_tokens=arrival.request.prompt_tokens,
                 output_tokens=output_tokens,
                 outcome=outcome,
-                now_s=now_s,
+                now_s=end_s,
             )
             outcomes[place] = outcome
+        return end_s
 
     def _poll(self, now_s: float) -> None:
         for event in self.gate.poll(now_s):
