@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls  # pyright: ignore[reportUnknownVariableType]
 
 from fleet.diagnosis_engine_facts import EngineFacts
 from fleet.readings import EngineWindow, Histogram
@@ -47,6 +46,8 @@ def step_model(engines: Sequence[EngineFacts]) -> StepModel | None:
     root = np.sqrt(weight)
     design = np.column_stack((np.ones_like(batch), batch, prefill)) * root[:, None]
     scale = np.maximum(np.abs(design).max(axis=0), 1e-12)
+    from scipy.optimize import nnls  # pyright: ignore[reportUnknownVariableType] # slow to import
+
     found = np.asarray(nnls(design / scale, itl * root)[0], np.float64) / scale  # pyright: ignore[reportUnknownArgumentType]
     alpha, slope, per_token = (float(v) for v in found)
     mean_batch, mean_prefill = (

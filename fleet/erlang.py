@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq  # pyright: ignore[reportUnknownVariableType]
 from scipy.special import expit, log_ndtr  # pyright: ignore[reportUnknownVariableType]
 
 from fleet.errors import InvalidInput
@@ -42,6 +41,8 @@ def find_root(function: Callable[[float], float], low: float, high: float) -> fl
     """Return the root of a monotone `function` between `low` and `high`, to 14 digits."""
     if function(low) == 0:
         return low
+    from scipy.optimize import brentq  # pyright: ignore[reportUnknownVariableType] # slow to import, rarely needed
+
     return float(brentq(function, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))  # pyright: ignore[reportUnknownArgumentType, reportArgumentType]
 
 

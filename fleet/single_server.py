@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from scipy.integrate import quad  # pyright: ignore[reportUnknownVariableType]
 from scipy.special import pdtrc
 
 from fleet.erlang import mmc_wait_mean_s, require_settled
@@ -48,6 +47,8 @@ def sjf_wait_mean_s(lam: float, mu: float) -> float:
 
     bend = -math.log1p(-rho)  # beyond it almost all load is shorter than x
     edges = [0.0, bend / 2, bend, bend + 5, bend + 15, bend + 50, bend + 800]
+    from scipy.integrate import quad  # pyright: ignore[reportUnknownVariableType] # slow to import
+
     total = sum(
         float(quad(integrand, low, high, epsabs=0, epsrel=1e-11, limit=200)[0])  # pyright: ignore[reportUnknownArgumentType]
         for low, high in pairwise(edges)
