@@ -17,6 +17,7 @@ from control.cli_session import me, transaction
 from control.commands_policy import DEFAULT_BAKE_S, OvertakenEdit, Published
 from control.finite import FiniteRange
 from control.queries_policy import Revision, Rollout
+from control.unserved_requests import lose_their_nodes
 from fleet.clock import SystemClock
 from fleet.errors import InvalidInput, NotFound
 from fleet.policy import MAX_DOCUMENT_BYTES, Policy, differences, parse
@@ -54,10 +55,12 @@ def diff(file: Any, number: int | None) -> None:
     wanted = _read(file)
     with transaction() as session:
         found = queries_policy.head(session) if number is None else queries_policy.revision(session, number)
-    base = _existing(found, number)
+        base = _existing(found, number)
+        unserved = lose_their_nodes(session, base.document, wanted)
     changes = differences(base.document, wanted.as_document())
     click.echo(f"against revision {base.number}: {len(changes)} fields differ")
     _print_changes(changes)
+    _print_unserved(unserved)
 
 
 @policy.command()
@@ -79,6 +82,8 @@ def publish(file: Any, note: str, parent: int, all_at_once: bool, bake_s: float,
     wanted = _read(file)
     try:
         with transaction() as session:
+            base = queries_policy.revision(session, parent)
+            unserved = lose_their_nodes(session, None if base is None else base.document, wanted)
             published = commands_policy.publish(
                 session,
                 document=wanted.as_document(),
@@ -95,6 +100,7 @@ def publish(file: Any, note: str, parent: int, all_at_once: bool, bake_s: float,
         _print_changes(exc.changes, err=True)
         raise
     _print_published(published)
+    _print_unserved(unserved)
 
 
 @policy.command()
@@ -188,6 +194,11 @@ def _print_changes(changes: Sequence[tuple[str, Any, Any]], *, err: bool = False
         click.echo(f"  {pointer}: {_value(old)} -> {_value(new)}", err=err)
     if len(changes) > _SHOWN_CHANGES:
         click.echo(f"  and {len(changes) - _SHOWN_CHANGES} more", err=err)
+
+
+def _print_unserved(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(f"warning: {line}", err=True)
 
 
 def _print_published(published: Published) -> None:

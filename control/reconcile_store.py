@@ -237,7 +237,7 @@ def _built(
     """Return assignments by revision, or why a revision cannot be sent (it came past the commands)."""
     if not numbers:
         return {}
-    nodes, keys = _nodes(session), _credentials(session)
+    nodes, keys = node_targets(session), _credentials(session)
     built: dict[int, dict[str, Target] | Refusal] = {}
     for number in sorted(numbers):
         found = queries_policy.revision(session, number)
@@ -265,7 +265,8 @@ def _over_budget(session: Session, deps: Deps, now: datetime, policy: Policy) ->
     return [name for name, budget in budgets.items() if spent.get(name, 0) >= budget]
 
 
-def _nodes(session: Session) -> list[NodeTarget]:
+def node_targets(session: Session) -> list[NodeTarget]:
+    """Return the nodes as gateways are told of them: those that take requests, and those that drain."""
     n, p = NodeRow, PoolRow
     rows = session.execute(
         select(

@@ -12,7 +12,7 @@ import streamlit as st
 
 from control.commands_policy import DEFAULT_BAKE_S, OvertakenEdit
 from control.queries_policy import Revision
-from dashboard import actions, components, data, policy_editor, refusals_panel, state, tables
+from dashboard import actions, components, data, data_policy, policy_editor, refusals_panel, state, tables
 from dashboard import viewmodels_policy as vm
 from dashboard.dialogs import dialog
 from dashboard.policy_editor import Draft
@@ -45,6 +45,8 @@ def review_body(draft: Draft, head: Revision | None) -> None:
     components.table(vm.difference_rows(found.changes), tables.DIFFERENCES, key="review_differences")
     if found.problem is not None:
         components.failure(found.problem, title="This cannot be published")
+    for line in data_policy.unserved(draft.base, draft.document).value or ():
+        st.warning(line, title="Requests without a node")
     refusals_panel.in_review(draft)
     strategy = st.radio(
         "Rollout", list(STRATEGIES), format_func=STRATEGIES.__getitem__, key="review_strategy"

@@ -80,6 +80,24 @@ def test_a_policy_goes_from_file_to_history_and_back(run: Run, policy_file: Path
     assert len(run("audit", "list").output.splitlines()) == 4
 
 
+def test_a_policy_that_leaves_requests_without_a_node_is_said_to_before_and_when_it_is_published(
+    run: Run, policy_file: Path
+) -> None:
+    assert run("pools", "add", "main", "--model", "m-70b", "--max-num-seqs", "64").exit_code == 0
+    assert run("nodes", "add", "n1", "http://10.0.0.1:8000", "--pool", "main").exit_code == 0
+    first = run("policy", "publish", str(policy_file), "--note", "begin", "--parent", "0")
+    assert "warning" not in first.output
+    made: dict[str, Any] = json.loads(policy_file.read_text())
+    long = {"name": "long", "max_tokens": 100_000, "kv_share_ratio": 1.0, "pool": "main"}
+    made["admission"]["size_classes"] = [long]
+    policy_file.write_text(json.dumps(made))
+    warning = "warning: No node of m-70b takes requests outside the size classes bound to main"
+    assert warning in run("policy", "diff", str(policy_file)).output
+    published = run("policy", "publish", str(policy_file), "--note", "long ones", "--parent", "1")
+    assert published.exit_code == 0
+    assert warning in published.output
+
+
 def test_an_overtaken_editor_is_told_what_changed_and_the_exit_code_is_1(
     run: Run, policy_file: Path, database: FreshDatabase
 ) -> None:

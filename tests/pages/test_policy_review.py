@@ -36,6 +36,10 @@ def review_script() -> None:
     if "weight" in st.session_state:
         draft.document = copy.deepcopy(draft.document)
         draft.document["tiers"]["batch"]["weight"] = st.session_state["weight"]
+    if "bound" in st.session_state:
+        draft.document = copy.deepcopy(draft.document)
+        long = {"name": "long", "max_tokens": 100_000, "kv_share_ratio": 1.0, "pool": "main"}
+        draft.document["admission"]["size_classes"] = [long]
     policy_review.review_body(draft, found.head)
 
 
@@ -94,6 +98,13 @@ def test_a_reviewed_change_becomes_one_revision_and_one_row(dashboard_on: FreshD
         "anybody-on-this-machine",
     )
     assert newest.document["tenants"]["acme"]["tokens_per_minute"] == 70_000
+
+
+@pytest.mark.usefixtures("published")
+def test_a_draft_that_leaves_requests_without_a_node_says_so_in_its_review() -> None:
+    said = "No node of llama takes requests outside the size classes bound to main"
+    assert any(said in warning.value for warning in reviewed(bound=1).warning)
+    assert not reviewed(tokens=70_000).warning
 
 
 @pytest.mark.usefixtures("published")
