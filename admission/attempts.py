@@ -53,11 +53,11 @@ class Attempts:
             passage.dispatched(decision)
             try:
                 return await self._guarded(passage, decision, exchange)
-            except Recalled as exc:
-                passage.taken_back(str(exc))
-                decision = await room.wait_again(exc)
-            except PrefillFailed as exc:
-                return self._failed(passage, exc)
+            except Recalled as recalled:  # compiled, a name holds one kind of exception in a function
+                passage.taken_back(str(recalled))
+                decision = await room.wait_again(recalled)
+            except PrefillFailed as unfilled:
+                return self._failed(passage, unfilled)
             except NodeFailed as exc:
                 if exc.is_timeout or not tries_left or not self._link.may_retry():
                     return self._failed(passage, exc)

@@ -225,10 +225,10 @@ class Upstream:
                 _, made = await self._loop.create_connection(
                     self._wire, host, port, ssl=self._context() if is_tls else None
                 )
-        except TimeoutError as exc:
-            raise timed_out() from exc
-        except ConnectionRefusedError as exc:
-            raise NodeFailed(Reason.REFUSED, "connection refused") from exc
+        except TimeoutError as late:  # compiled, a name holds one kind of exception in a function
+            raise timed_out() from late
+        except ConnectionRefusedError as refused:
+            raise NodeFailed(Reason.REFUSED, "connection refused") from refused
         except OSError as exc:
             raise _unconnected(exc) from exc
         return cast("Wire", made)
