@@ -117,6 +117,7 @@ def break_even_words(found: BreakEven) -> str:
     cents = None if found.refusal_usd is None else f"{found.refusal_usd * 100:.3g} cents"
     return {
         Versus.BASELINE: "the baseline",
+        Versus.SAME: "the same as the baseline",
         Versus.BETTER: "better at any price of a refusal",
         Versus.WORSE: "worse at any price of a refusal",
         Versus.PAYS_ABOVE: f"pays if a refusal costs over {cents}",

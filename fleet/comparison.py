@@ -104,6 +104,7 @@ class Versus(StrEnum):
     """How a strategy stands against the baseline."""
 
     BASELINE = "baseline"
+    SAME = "same"  # costs and misses what the baseline does
     BETTER = "better"  # costs no more and misses no more: at any price of a refusal
     WORSE = "worse"  # costs no less and misses no less
     PAYS_ABOVE = "pays_above"  # dearer, misses less: pays if a refusal costs more than v*
@@ -254,6 +255,9 @@ def missed(month: MonthResult) -> float:
     return count if count >= 0.5 else 0.0
 
 
+_A_CENT, _HALF_A_REQUEST = 0.01, 0.5
+
+
 def break_even(found: Stand, base: Stand) -> BreakEven:
     """Return v*, the price of a missed request at which `found` and `base` cost the same.
 
@@ -262,6 +266,8 @@ def break_even(found: Stand, base: Stand) -> BreakEven:
     if found.name == base.name:
         return BreakEven(Versus.BASELINE)
     dearer, fewer = found.cost_usd - base.cost_usd, base.missed - found.missed
+    if abs(dearer) < _A_CENT and abs(fewer) < _HALF_A_REQUEST:
+        return BreakEven(Versus.SAME)
     if dearer <= 0 and fewer >= 0:
         return BreakEven(Versus.BETTER)
     if dearer >= 0 and fewer <= 0:

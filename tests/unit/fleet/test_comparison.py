@@ -97,6 +97,9 @@ def test_break_even_of_every_kind() -> None:
     assert break_even(Stand("c", 120.0, 40.0), base) == BreakEven(Versus.PAYS_ABOVE, 2.0)
     assert break_even(Stand("d", 70.0, 60.0), base) == BreakEven(Versus.PAYS_BELOW, 3.0)
     assert break_even(base, base) == BreakEven(Versus.BASELINE)
+    # neither better nor worse: no price of a refusal tells them apart
+    assert break_even(Stand("e", base.cost_usd, base.missed), base) == BreakEven(Versus.SAME)
+    assert break_even(Stand("f", base.cost_usd + 1e-7, base.missed), base) == BreakEven(Versus.SAME)
 
 
 def test_cheapest_names_the_lower_envelope_by_hand() -> None:
