@@ -331,4 +331,6 @@ def _shares(found: Fairness | None) -> list[dict[str, object]]:
 
 
 def _who(scope: str, name: str) -> str:
+    if scope == "tier":
+        return f"tier {Tier(name).words}"
     return "the fleet" if scope == "fleet" else f"{scope} {name}"

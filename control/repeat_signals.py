@@ -77,7 +77,7 @@ def _fleet(at_s: float, all_uses: Iterable[Iterable[Use]]) -> FlowSignal:
         return FlowSignal(FlowRule.RETRY_STORM, "fleet", "", None, words)
     repeated = sum(known)
     value = offered / max(1, offered - repeated)
-    words = f"{value:.2f} attempts for each original request: {repeated} of {offered} are repetitions"
+    words = f"{value:.2f} attempts for each original request: {repeated:,} of {offered:,} are repetitions"
     return FlowSignal(
         FlowRule.RETRY_STORM, "fleet", "", value, words, {"offered": offered, "repeated": repeated}
     )

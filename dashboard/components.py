@@ -104,7 +104,7 @@ def notices(items: Sequence[Notice], beside: Callable[[Notice], None]) -> None:
     for item in items:
         colour, icon = words.LOOKS[item.tone]
         with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small"):
-            st.badge(item.word, icon=icon, color=colour)  # pyright: ignore[reportArgumentType]
+            st.badge(item.word, icon=icon, color=colour, width=126)  # pyright: ignore[reportArgumentType]
             st.markdown(
                 f"{words.with_code(item.text)}  \n:small[{words.plain(item.since)}]", width="stretch"
             )

@@ -156,7 +156,10 @@ def grouped(entries: Sequence[AlertEntry]) -> list[list[AlertEntry]]:
 
 def group_text(entries: Sequence[AlertEntry]) -> str:
     """Return a group in one line: "40 x Node gives no metrics: n0, n1, n2 and 37 more"."""
-    first, names = entries[0], [entry.subject or "the fleet" for entry in entries]
+    first, names = (
+        entries[0],
+        [words.tier_or_name(entry.scope, entry.subject) or "the fleet" for entry in entries],
+    )
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     pool = f" of pool {first.pool}" if first.pool else ""
     return f"{len(entries)} x {_title(first)}{pool}: {', '.join(names[:3])}{more}"
@@ -239,7 +242,7 @@ def over_rows(entries: Sequence[AlertEntry], at: datetime, zone: Zone) -> dict[s
     """Return resolved alerts by column."""
     return {
         "what": [_title(entry) for entry in entries],
-        "subject": [entry.subject or "the fleet" for entry in entries],
+        "subject": [words.tier_or_name(e.scope, e.subject) or "the fleet" for e in entries],
         "lasted": [_lasted(entry) for entry in entries],
         "ended": [zone.since(entry.resolved_at, at) for entry in entries],
         "why": [str(entry.detail.get("resolved", UNKNOWN)) for entry in entries],
@@ -335,7 +338,7 @@ def _delivery(state_: str, attempts: int, error: str | None) -> str:
 
 def silence_choices(entry: AlertEntry) -> dict[str, dict[str, str | None]]:
     """Return what can be silenced from one alert: label -> matchers, the narrowest first."""
-    who = entry.subject or "the fleet"
+    who = words.tier_or_name(entry.scope, entry.subject) or "the fleet"
     found: dict[str, dict[str, str | None]] = {
         f"{entry.rule} of {who}": {"rule": entry.rule, "scope": entry.scope, "subject": entry.subject}
     }

@@ -23,6 +23,9 @@ BECAUSE: dict[str, str] = {
     "failed_trial": "it failed again on trial",
 }
 
+#: What a gateway's status calls them. A node apart for another reason is not shown as ejected.
+APART = ("ejected", "on trial")
+
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
@@ -45,7 +48,8 @@ def ejected(gateways: Sequence[GatewayState], at: datetime) -> list[Ejected]:
     by_node: dict[str, list[tuple[str, NodeOut]]] = {}
     for g in gateways:
         for node, out in g.nodes_out.items() if g.condition not in NOT_HEARD else ():
-            by_node.setdefault(node, []).append((g.name, out))
+            if g.nodes_apart.get(node) in APART:  # else it is drained, or does not answer: that is said
+                by_node.setdefault(node, []).append((g.name, out))
     now_s = at.timestamp()
     found = [_one(node, outs, now_s) for node, outs in by_node.items()]
     return sorted(found, key=lambda e: (not e.is_out, e.node))
@@ -66,7 +70,7 @@ def _one(node: str, outs: Sequence[tuple[str, NodeOut]], now_s: float) -> Ejecte
 def remarks(gateways: Sequence[GatewayState], at: datetime) -> dict[str, str]:
     """Return a cell's words by node: "ejected by gw-1", "on trial"."""
     return {
-        one.node: f"ejected by {_named(one.out_at)}" if one.is_out else "on trial"
+        one.node: f"ejected by {_briefly(one.out_at)}" if one.is_out else "on trial"
         for one in ejected(gateways, at)
     }
 
@@ -99,6 +103,10 @@ def of_node(node: str, gateways: Sequence[GatewayState], at: datetime, zone: Zon
     """Return what to say on a node's own page; nothing where it is in."""
     told = [sentence(one, at, zone) for one in ejected(gateways, at) if one.node == node]
     return [words.plain(f"{said}, {since}.") for said, since in told]
+
+
+def _briefly(gateways: Sequence[str]) -> str:
+    return gateways[0] if len(gateways) == 1 else words.plural(len(gateways), "gateway")
 
 
 def _named(gateways: Sequence[str]) -> str:

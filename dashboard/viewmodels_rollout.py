@@ -194,6 +194,8 @@ def _queues(g: GatewayState) -> str:
 def _why(g: GatewayState) -> str:
     said = [f"field {g.pointer}"] if g.pointer else []
     said += [g.message] if g.message else []
+    if g.condition in NOT_HEARD:  # the rest was so when it was heard last
+        return "; ".join(said)
     said += ["draining"] if g.draining else []
     said += [
         f"{tenant} over by {words.count(by.tokens)} tokens, {words.count(by.requests)} requests"

@@ -22,7 +22,14 @@ def out(*, for_s: float, left_s: float, because: str = "consecutive_failures") -
 
 def gateways(**by: dict[str, NodeOut]) -> list:
     return [
-        replace(gateway("converged"), name=name.replace("_", "-"), nodes_out=nodes)
+        replace(
+            gateway("converged"),
+            name=name.replace("_", "-"),
+            nodes_out=nodes,
+            nodes_apart={
+                n: "ejected" if o.until_s > AT.timestamp() else "on trial" for n, o in nodes.items()
+            },
+        )
         for name, nodes in by.items()
     ]
 
@@ -34,7 +41,7 @@ def test_a_node_that_is_out_is_named_with_its_reason_its_times_and_its_gateways(
     assert line.text == "Node n1 gets no requests from gw-1 and gw-2: requests in a row failed"
     # out at the first of them 12 s ago; the first to try it again does in 2 s
     assert line.since == "since 12 s ago, 15:01:59 UTC; tried again in 2 s, 15:02:13 UTC"
-    assert remarks(seen, AT) == {"n1": "ejected by gw-1 and gw-2"}
+    assert remarks(seen, AT) == {"n1": "ejected by 2 gateways"}
 
 
 def test_past_its_time_it_is_on_trial() -> None:
@@ -49,6 +56,11 @@ def test_past_its_time_it_is_on_trial() -> None:
 def test_a_gateway_that_is_not_heard_says_nothing_about_nodes() -> None:
     lost = [replace(gateway("unreachable"), nodes_out={"n1": out(for_s=3, left_s=20)})]
     assert ejected(lost, AT) == []
+
+
+def test_a_node_that_is_drained_or_dead_meanwhile_is_not_called_ejected() -> None:
+    (seen,) = gateways(gw_1={"n1": out(for_s=9, left_s=-4)})
+    assert ejected([replace(seen, nodes_apart={"n1": "refused"})], AT) == []
 
 
 def test_nodes_that_are_out_come_before_those_on_trial() -> None:
