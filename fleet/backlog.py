@@ -9,7 +9,6 @@ large request starving behind small ones, and small ones of a low tier taking ea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from fleet.budget import NodeBudget, Pool
 from fleet.fairflows import Lane
@@ -149,21 +148,25 @@ class Backlog:
                 if not was_before and self._placement.may_use(parked, book):
                     parked.passed_tokens += ticket.tokens
 
-    def starts(self, now_s: float) -> Iterator[tuple[Ticket, NodeBudget]]:
-        """Yield what starts now, one by one, already taken out of the queue.
+    def look(self) -> None:
+        """Begin to look at all that is next."""
+        self._look += 1
+
+    def next_start(self, now_s: float) -> tuple[Ticket, NodeBudget] | None:
+        """Return what starts next, already taken out of the queue; None: nothing more, until `look`.
 
         The caller books each on its node before asking for the next.
         """
-        self._look += 1
-        while self.queue.requests and self.may_start():
-            found = self._next_start(now_s)
-            if found is None:
-                return
-            ticket, book, in_turn = found
-            self.start(ticket, book, in_turn=in_turn, now_s=now_s)
-            if ticket.is_parked:
-                self._look += 1  # what was kept from its nodes may have them now
-            yield ticket, book
+        if not self.queue.requests or not self.may_start():
+            return None
+        found = self._next_start(now_s)
+        if found is None:
+            return None
+        ticket, book, in_turn = found
+        self.start(ticket, book, in_turn=in_turn, now_s=now_s)
+        if ticket.is_parked:
+            self._look += 1  # what was kept from its nodes may have them now
+        return ticket, book
 
     def may_start(self) -> bool:
         """Say whether some node has room for the smallest request that waits. False is sure."""

@@ -238,7 +238,9 @@ class Gate:
     def _start_what_fits(self, now_s: float) -> list[Started]:
         self._is_due = False
         started: list[Started] = []
-        for ticket, book in self._backlog.starts(now_s):
+        self._backlog.look()
+        while (found := self._backlog.next_start(now_s)) is not None:
+            ticket, book = found
             ticket.holder.queued -= 1
             started.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
         return started
