@@ -56,7 +56,8 @@ def target_of(url: bytes) -> tuple[str, bytes] | None:
             parsed = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError:
             return None
-        path, query = parsed.path or b"", parsed.query or b""
+        path = b"" if parsed.path is None else parsed.path
+        query = b"" if parsed.query is None else parsed.query
     if not path or not path.isascii():
         return None
     text = path.decode("ascii")
