@@ -75,4 +75,4 @@ def test_what_others_wrote_is_no_markup() -> None:
 def test_plotly_takes_a_marked_chart() -> None:
     drawn = with_marks(figure(), [mark(10), mark(20, "revision"), mark(30, "restart")], linked=7)
     made = go.Figure(drawn.spec).to_plotly_json()  # checks names and values of every property
-    assert made["layout"]["yaxis9"]["range"] == (0, 1)
+    assert list(made["layout"]["yaxis9"]["range"]) == [0, 1]
