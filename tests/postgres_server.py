@@ -26,6 +26,7 @@ from control.embedded import EmbeddedPostgres, socket_dsn
 from control.embedded_binaries import installed_binaries
 from control.embedded_process import choose_account, spawn
 from control.embedded_socket import free_tcp_port
+from tests.suite import MEMORY
 
 #: Fast instead of durable: the databases die with the test run.
 THROW_AWAY = {
@@ -61,6 +62,8 @@ class DatabaseFactory:
     def __init__(self, server: EmbeddedPostgres) -> None:
         self._server = server
         self._numbers = itertools.count(1)
+        # In memory a copy of files takes half the time of one through the log, on a disk three times it.
+        self._strategy = "FILE_COPY" if server.folder.is_relative_to(MEMORY) else "WAL_LOG"
         self._run(f"CREATE DATABASE {TEMPLATE}")
         upgrade(self.dsn(TEMPLATE))
 
@@ -71,7 +74,8 @@ class DatabaseFactory:
     def fresh(self, *, migrated: bool = True) -> Generator[FreshDatabase]:
         """Create a database, yield it, drop it whatever still is connected."""
         name = f"test_{next(self._numbers)}"
-        self._run(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE if migrated else 'template0'}")
+        template = TEMPLATE if migrated else "template0"
+        self._run(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {self._strategy}")
         engine = make_engine(self.dsn(name))
         try:
             yield FreshDatabase(self.dsn(name), engine)
