@@ -73,7 +73,12 @@ class Attempts:
         passage.waiting()
         asked = self._request(passage, avoid)
         passage.entry.prompt_tokens = asked.prompt_tokens
-        return await self._state.room.admit(asked)
+        decision = await self._state.room.admit(asked)
+        while isinstance(decision, Refused) and decision.outcome is Outcome.NO_NODES:
+            if not await self._link.catch_up():
+                break
+            decision = await self._state.room.admit(asked)
+        return decision
 
     def _guarded(
         self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith

@@ -69,6 +69,10 @@ class EngineLink:
             return passage.call.document.get("kv_transfer_params")
         return passage.transfer
 
+    async def catch_up(self) -> bool:
+        """Say whether to ask the gate again after this process stood still (`NodeBook.catch_up`)."""
+        return await self._nodes.catch_up()
+
     def begins(self, passage: Passage) -> None:
         """Note that the answer begins. Raises TooLate where its room was taken back just before."""
         if passage.lease is not None:

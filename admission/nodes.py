@@ -32,6 +32,7 @@ INLINE_BYTES = 512 << 10  # pages over this are read in a thread; eight engines 
 HEALTH_EVERY_POLLS = 4
 POLL_COST_S = 0.002  # of event loop that may pass for one node's poll, twice what it takes
 SLOWEST_POLL_S = 2.0  # its answer is in before the gate calls the node stale, one lost poll included
+STOOD_STILL_S = 3.0  # without a poll begun: this process was stopped, its nodes were not
 FAILED_POLLS = 2  # silent polls before a node is closed; a refused connection closes it at once
 
 
@@ -60,6 +61,9 @@ class NodeBook:
     outliers: Outliers = field(default_factory=Outliers)
     _standings: dict[str, Standing] = field(default_factory=dict[str, Standing])
     _polls: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, "asyncio.Task[None]"])
+    _looked_s: float = float("inf")  # when the newest poll began
+    _woke_s: float = float("-inf")  # when the first one after a standstill began
+    _heard_s: float = float("-inf")  # when a node was found open
     _doubts: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
     def __post_init__(self) -> None:
@@ -91,6 +95,23 @@ class NodeBook:
             self._polls[name] = poll
         now_s, rules = self.clock.monotonic_s(), assignment.policy.routing.ejection
         self.outliers.apply(rules, wanted, stand_ins(assignment), now_s=now_s)
+
+    async def catch_up(self) -> bool:
+        """Say whether to ask the gate again, as this process stood still and a node was heard of since.
+
+        What it knew is too old then, and not by the nodes' fault. Waits for news, one look at most.
+        """
+        if not self._standings:
+            return False
+        now_s, patience_s = self.clock.monotonic_s(), self.settings.poll_timeout_s
+        woke_s = now_s if now_s - self._looked_s > STOOD_STILL_S else self._woke_s
+        known_s = self._heard_s
+        while now_s < woke_s + patience_s:
+            if self._heard_s > max(known_s, woke_s):
+                return True
+            await asyncio.sleep(0.01)
+            now_s = self.clock.monotonic_s()
+        return False
 
     async def close(self) -> None:
         """Stop polling."""
@@ -171,6 +192,9 @@ class NodeBook:
 
     async def _poll(self, standing: Standing) -> None:
         asked_at_s = self.clock.monotonic_s()
+        if asked_at_s - self._looked_s > STOOD_STILL_S:
+            self._woke_s = asked_at_s
+        self._looked_s = asked_at_s
         try:
             if asked_at_s >= standing.health_due_s:
                 standing.is_well = await self._is_well(standing)
@@ -198,6 +222,7 @@ class NodeBook:
             if standing.closed_because:
                 log.info("node open", extra={"node": standing.target.name})
             standing.closed_because = ""
+            self._heard_s = now_s
             most = self.outliers.most_requests(name, now_s)
             self.observe(state if most is None else replace(state, most_requests=most))
 
