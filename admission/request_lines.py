@@ -7,6 +7,7 @@ Source: RFC 9112, 2.3, 3.2 and 6.1; RFC 9110, 15.6.2 and 15.6.6.
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -53,7 +54,7 @@ def target_of(url: bytes) -> tuple[str, bytes] | None:
     path, _, query = url.partition(b"?")
     if not path.startswith(b"/") or b"#" in url:
         try:
-            parsed = httptools.parse_url(url)
+            parsed: Any = httptools.parse_url(url)  # its stubs say bytes where it gives None
         except httptools.HttpParserInvalidURLError:
             return None
         path = b"" if parsed.path is None else parsed.path
