@@ -155,7 +155,7 @@ def test_wrong_passwords_are_refused_and_then_the_account_is_locked(client: http
         assert "Name or password is wrong" in refused.text
     locked = sign_in(client, "operator")
     assert locked.status_code == 403
-    assert "too many failed sign-ins" in locked.text
+    assert "Too many failed sign-ins" in locked.text
     assert sign_in(client, "viewer").status_code == 303
 
 
