@@ -38,7 +38,7 @@ def _alone(builds: Path) -> Generator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel gives it back, however we end
         for folder in builds.glob(f"{HALF_DONE}*"):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # somebody else's stays; nobody would use it
         yield
 
 
@@ -107,15 +107,19 @@ def build(root: Path, modules: Sequence[str]) -> tuple[Path, bool]:
         finished = builds / load.digest(mypy, found.items())
         is_new = not load.is_usable(finished, root)
         if is_new:
-            with tempfile.TemporaryDirectory(prefix=HALF_DONE, dir=builds) as work:
-                out = Path(work, "out")
-                _compile(cc, Path(work, "src"), out, found, modules)
-                (out / load.SOURCES).write_text("\n".join([mypy, *found]), encoding="utf-8")
-                shutil.rmtree(finished, ignore_errors=True)  # it lost a file
-                out.rename(finished)
+            try:
+                with tempfile.TemporaryDirectory(prefix=HALF_DONE, dir=builds) as work:
+                    out = Path(work, "out")
+                    _compile(cc, Path(work, "src"), out, found, modules)
+                    (out / load.SOURCES).write_text("\n".join([mypy, *found]), encoding="utf-8")
+                    (out / load.SIZES).write_text(load.sizes(out, modules), encoding="utf-8")
+                    shutil.rmtree(finished, ignore_errors=True)  # it lost a file
+                    out.rename(finished)
+            except OSError as exc:  # a full disk
+                raise CannotBuild(f"the build cannot be written: {exc}") from exc
         for folder in builds.iterdir():
             if not folder.name.startswith(".") and folder != finished:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)  # one that stays is outdated, and never used
     return finished, is_new
 
 

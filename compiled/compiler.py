@@ -66,7 +66,10 @@ def require_headers(include: str | None = None) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+    except OSError as exc:
+        raise CannotBuild(f"{words[0]} cannot be run ({exc.strerror})") from exc
     if done.returncode != 0:
         raise CannotBuild(f"{shlex.join(words)} ended with code {done.returncode}:\n{done.stderr[-4000:]}")
 

@@ -28,6 +28,7 @@ BUILDS = Path("build", "compiled")
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]  # names Python's version, system and processor
 GROUP = "rhodeck__mypyc"  # the one library all compiled modules live in
 SOURCES = "sources.txt"  # in a build: first what compiled it, then every source it saw, a line each
+SIZES = "sizes.txt"  # in a build: the bytes and the name of each library, a line each
 
 COMPILED = "compiled"
 NOT_BUILT = "plain: not built"
@@ -56,14 +57,24 @@ def library(folder: Path, module: str) -> Path:
     return folder.joinpath(*module.split(".")).with_name(module.rpartition(".")[2] + SUFFIX)
 
 
+def sizes(folder: Path, names: Iterable[str]) -> str:
+    """Return what `SIZES` says of the libraries `names` in `folder`. Raises OSError if one is not there."""
+    return "\n".join(f"{library(folder, name).stat().st_size} {name}" for name in (GROUP, *names))
+
+
 def is_usable(folder: Path, root: Path) -> bool:
-    """Return whether `folder` is a whole build of the sources that lie under `root` now."""
+    """Return whether `folder` is a whole build of the sources that lie under `root` now.
+
+    Whole: each library has the length it was written with. A copy that broke off, or a machine that lost
+    its power, leaves shorter ones.
+    """
     try:
         compiler, *paths = (folder / SOURCES).read_text(encoding="utf-8").splitlines()
         present = digest(compiler, [(path, (root / path).read_bytes()) for path in paths])
-    except (OSError, ValueError):  # a source is gone, or the list is not one
+        is_whole = (folder / SIZES).read_text(encoding="utf-8") == sizes(folder, MODULES)
+    except (OSError, ValueError):  # a source or library is gone, or a list is not one
         return False
-    return present == folder.name and all(library(folder, name).is_file() for name in (GROUP, *MODULES))
+    return is_whole and present == folder.name
 
 
 def choose(root: Path, environ: Mapping[str, str]) -> Choice:
@@ -95,11 +106,26 @@ def _load_group(folder: Path) -> None:
     sys.modules[GROUP] = module
 
 
+def _elsewhere() -> str | None:
+    """Return a package with compiled modules that this process takes from another place than beside us."""
+    for package in dict.fromkeys(module.partition(".")[0] for module in MODULES):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            here = (ROOT / package).resolve()
+            if Path(spec.origin).resolve().parent != here:
+                return package
+    return None
+
+
 @cache
 def _chosen() -> Choice:
     choice = choose(ROOT, os.environ)
     if choice.folder is None:
         return choice
+    # All packages or none: compiled modules call each other without asking which are there.
+    other = _elsewhere()
+    if other is not None:
+        return Choice(None, f"plain: {other} comes from another folder than {ROOT}")
     try:
         _load_group(choice.folder)
     except ImportError as exc:

@@ -157,9 +157,43 @@ def test_a_build_that_lost_a_file_is_not_used(project: Project, lost: str) -> No
     assert project.build(CC="false")[0] == 1  # it is taken for none: a builder sets to work
 
 
+def test_a_build_cut_short_is_not_used(project: Project) -> None:
+    [name] = project.builds()
+    library = load.library(project.root / load.BUILDS / name, "second.pairs")
+    os.truncate(library, library.stat().st_size - 1)  # as by a copy that broke off
+    assert project.says() == "plain: sources changed since the build 9 10 {'py'}"
+
+
+@pytest.mark.parametrize("edited", ["first", "second"])
+def test_sources_of_another_folder_are_not_run_by_the_machine_code_beside_ours(
+    project: Project, tmp_path: Path, edited: str
+) -> None:
+    """A path before ours holds a package of its own: nothing of the build may stand for it."""
+    shutil.copytree(project.root / edited, tmp_path / "other" / edited)
+    for source in (tmp_path / "other").rglob("*.py"):
+        source.write_text(
+            source.read_text().replace("one + other", "one - other").replace("self.one,", "1,")
+        )
+    # from the folder "other" first, then from the project's own
+    command = f"import sys; sys.path[0:0] = [{str(tmp_path / 'other')!r}, {str(project.root)!r}]; {ASK}"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", command],
+        cwd=tmp_path,
+        env=environment("1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    totals = {"first": "-1 10", "second": "6 6"}[edited]  # 4 - 5, min(40 - 5, 10); 1 + 5
+    assert done.stdout.strip() == (
+        f"plain: {edited} comes from another folder than {project.root} {totals} {{'py'}}"
+    ), done.stderr
+
+
 def test_a_build_this_system_cannot_load_is_not_used(project: Project) -> None:
     [name] = project.builds()
-    load.library(project.root / load.BUILDS / name, load.GROUP).write_bytes(b"of another system")
+    group = load.library(project.root / load.BUILDS / name, load.GROUP)
+    group.write_bytes(b"of another system".ljust(group.stat().st_size))
     assert project.says().startswith("plain: the build does not load here (")
 
 
@@ -202,6 +236,28 @@ def test_a_build_that_fails_says_why_and_leaves_the_last_one(project: Project) -
     project.write("first/sums.py", good)
     assert project.builds() == [before]
     assert project.says() == BY_MACHINE_CODE
+
+
+def test_a_build_on_a_full_disk_or_by_no_program_says_so(project: Project, tmp_path: Path) -> None:
+    shutil.rmtree(project.root / load.BUILDS)
+    code, said = project.build("--if-possible", CC=str(tmp_path / "nowhere"))
+    assert code == 0, said
+    assert f"{tmp_path / 'nowhere'} cannot be run (No such file or directory)" in said
+    full = "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    full += "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.argv[1:] = ['--if-possible'];"
+    full += "runpy.run_module('compiled.build', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", full],
+        cwd=project.root,
+        env=environment("1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the build cannot be written: [Errno 27] File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert project.builds() == []
 
 
 def test_a_new_build_takes_the_place_of_the_old_one(project: Project) -> None:
