@@ -56,7 +56,9 @@ class Alarm:
 
     def _ring(self) -> None:
         now_s = self._loop.time()
-        for one in [one for one in self._waiting if one.due_s <= now_s]:
-            self._waiting.discard(one)
-            one.time_is_up(now_s)
-        self._set(min((one.due_s for one in self._waiting), default=_NEVER))
+        try:
+            for one in [one for one in self._waiting if one.due_s <= now_s]:
+                self._waiting.discard(one)
+                one.time_is_up(now_s)
+        finally:  # a fault of one costs no other its deadline
+            self._set(min((one.due_s for one in self._waiting), default=_NEVER))

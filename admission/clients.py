@@ -64,9 +64,11 @@ class Listener:
         loop = asyncio.get_running_loop()
         self.date = b"date: %s\r\n" % formatdate(self._clock.now().timestamp(), usegmt=True).encode()
         now_s = loop.time()
-        for connection in [one for one in self.connections if one.due_s <= now_s]:
-            connection.time_is_up(now_s)
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self.connections else None
+        try:
+            for connection in [one for one in self.connections if one.due_s <= now_s]:
+                connection.time_is_up(now_s)
+        finally:  # a fault of one leaves the others watched
+            self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self.connections else None
 
     # -- the end ------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from fleet.readings import Reason
 MAX_HEAD_BYTES = 64 * 1024
 #: More than this unread, and the node is held back until half is taken.
 MAX_UNREAD_BYTES = 256 * 1024
+#: A reset that comes later after a request was sent does not say that it was not read.
+RESET_WITHIN_S = 2.0
 
 
 class NodeFailed(Exception):
@@ -54,15 +56,16 @@ def lost(why: str) -> NodeFailed:
     return NodeFailed(Reason.UNREACHABLE, f"connection lost: {why}")
 
 
-def was_not_read(transport: asyncio.Transport, exc: Exception | None) -> bool:
+def was_not_read(transport: asyncio.Transport, exc: Exception | None, since_s: float) -> bool:
     """Say whether the other side closed a connection before it had read the last of what we sent.
 
-    It had not if its kernel reset the connection (it closes with bytes unread, or has closed already), or
-    ended it before confirming all bytes (TIOCOUTQ). One that read all and then ends sends a plain end that
+    It had not if its kernel never confirmed all bytes (TIOCOUTQ), or reset the connection (it closes with
+    bytes unread) soon after they were sent, `since_s` ago: a server that closes what is idle looks at once,
+    a later reset is another's, of a request at work. One that read all and then ends sends a plain end that
     confirms them. Of TLS only a reset counts: its own last words are unconfirmed bytes, too.
     Source: RFC 9112, 9.3.1 and 9.5; RFC 1122, 4.2.2.13; Linux, tcp(7).
     """
-    if isinstance(exc, (ConnectionResetError, BrokenPipeError)):
+    if isinstance(exc, (ConnectionResetError, BrokenPipeError)) and since_s <= RESET_WITHIN_S:
         return True
     if exc is not None or transport.get_extra_info("sslcontext") is not None:
         return False
@@ -77,9 +80,10 @@ class Wire:
     """A connection. `send` a request, wait for its `head`, `read` until empty, and it may be used again."""
 
     __slots__ = (
-        "_alarm", "_bare", "_chunks", "_error", "_has_length", "_idle_s", "_is_held_back", "_is_spoilt",
-        "_loop", "_parser", "_peek", "_sink", "_transport", "_unread", "_waiter", "content_type", "due_s",
-        "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status", "until_s",
+        "_alarm", "_asked_at_s", "_bare", "_chunks", "_error", "_has_length", "_idle_s", "_is_held_back",
+        "_is_spoilt", "_loop", "_parser", "_peek", "_sink", "_transport", "_unread", "_waiter",
+        "content_type", "due_s", "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status",
+        "until_s",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, alarm: Alarm) -> None:
@@ -88,7 +92,7 @@ class Wire:
         self._waiter: asyncio.Future[None] | None = None
         self._error: NodeFailed | None = lost("not connected")
         self.due_s = self._idle_s = 0.0  # the first: what is waited for must come by then
-        self.left_at_s = 0.0
+        self.left_at_s = self._asked_at_s = 0.0
         self.until_s = float("inf")  # the exchange ends by then, whatever comes
         self.is_reusable = False
         self.is_unread = False  # the node ended it without having read what was sent last
@@ -117,7 +121,8 @@ class Wire:
 
     async def head(self, within_s: float) -> None:
         """Wait for the answer's head. Raises NodeFailed when it does not come whole within that time."""
-        self.due_s = self._loop.time() + within_s
+        self._asked_at_s = self._loop.time()
+        self.due_s = self._asked_at_s + within_s
         while not self.has_head:
             await self._wait()
 
@@ -291,7 +296,7 @@ class Wire:
             self.is_done = True  # an answer without a length lasts until the connection ends
         self.is_reusable = False
         if self._error is None and not self._bare and not self.has_head and self._transport is not None:
-            self.is_unread = was_not_read(self._transport, exc)
+            self.is_unread = was_not_read(self._transport, exc, self._loop.time() - self._asked_at_s)
         self._error = self._error or lost(type(exc).__name__ if exc else "ended by the node")
         self._transport = None
         self._wake()

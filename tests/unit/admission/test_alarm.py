@@ -60,3 +60,34 @@ def test_deadlines_may_move_either_way_and_who_leaves_hears_nothing() -> None:
     sooner, later, gone = asyncio.run(body())
     assert later.told_at_s[0] >= later.due_s > sooner.due_s
     assert (len(sooner.told_at_s), len(later.told_at_s), gone.told_at_s) == (1, 1, [])
+
+
+class Faulty(Sleeper):
+    """One whose telling fails."""
+
+    def time_is_up(self, now_s: float) -> None:
+        super().time_is_up(now_s)
+        raise RuntimeError("a fault of one")
+
+
+def test_a_fault_of_one_that_is_told_leaves_the_others_watched() -> None:
+    async def body() -> tuple[list[Sleeper], list[str]]:
+        loop, faults = asyncio.get_running_loop(), list[str]()
+        loop.set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
+        alarm, now_s = Alarm(loop), loop.time()
+        sleepers = [Faulty(now_s), Sleeper(now_s), Faulty(now_s), Sleeper(now_s + 0.05)]
+        for one in sleepers:
+            alarm.watch(one)
+        async with asyncio.timeout(60):
+            for one in sleepers:
+                await one.is_told.wait()
+        late = Sleeper(loop.time() + 0.05)  # after all that: it is watched as any
+        alarm.watch(late)
+        async with asyncio.timeout(60):
+            await late.is_told.wait()
+        alarm.close()
+        return [*sleepers, late], faults
+
+    told, faults = asyncio.run(body())
+    assert [len(one.told_at_s) for one in told] == [1, 1, 1, 1, 1]
+    assert faults == ["a fault of one"] * 2

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ import uvloop
 
 from admission.settings import Settings
 from admission.upstream import NodeFailed, Upstream
-from admission.wire import was_not_read
+from admission.wire import RESET_WITHIN_S, was_not_read
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 WAIT_S = 60.0
@@ -49,6 +51,14 @@ def read_nothing(connection: socket.socket) -> bytes:
     """Wait until a request lies in the kernel, and leave it there."""
     select.select([connection], [], [], WAIT_S)
     return b""
+
+
+def read_all_and_reset_later(connection: socket.socket) -> bytes:
+    """Read one request, work on it, and be reset, as by a balancer that takes the connection for idle."""
+    got = connection.recv(65_536)
+    time.sleep(RESET_WITHIN_S + 0.2)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return got
 
 
 class Node:
@@ -117,10 +127,11 @@ def test_a_kept_connection_closed_under_a_request_costs_nothing(
 
 
 @LOOPS
+@pytest.mark.parametrize("act", [read_all, read_all_and_reset_later])
 def test_a_node_that_read_the_request_and_ends_is_not_sent_it_again(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    act: Act, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    node = Node([answer, read_all], [answer])
+    node = Node([answer, act], [answer])
     assert ends(node, 3, new_loop) == ("+-+", 0)
     assert [got[-7:] for got in node.got] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
 
@@ -144,7 +155,7 @@ class Probe(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.told.set_result(was_not_read(self.transport, exc))
+        self.told.set_result(was_not_read(self.transport, exc, 0.0))
 
 
 @LOOPS
