@@ -104,11 +104,24 @@ def read_profile(name: str, source: str, rows: Iterable[Mapping[str, str]]) -> R
 
 
 def read_csv_text(name: str, source: str, lines: Iterable[str]) -> RateProfile:
-    """Return the profile in the lines of a CSV file with a header."""
+    """Return the profile in the lines of a CSV file with a header. Raises InvalidInput."""
     try:
-        return read_profile(name, source, csv.DictReader(lines))
+        return read_profile(name, source, _even(csv.DictReader(lines)))
     except (csv.Error, UnicodeDecodeError) as exc:
         raise InvalidInput(f"profile {name} is not CSV: {exc}", field="/profile", hint=_HINT) from exc
+
+
+def _even(reader: csv.DictReader[str]) -> Iterable[Mapping[str, str]]:
+    """Rows as wide as the header; another is shifted, or the file is cut off."""
+    width = len(reader.fieldnames or ())
+    for row in reader:
+        if None in row or None in row.values():
+            raise InvalidInput(
+                f"line {reader.line_num}: not {width} columns",
+                field="/profile",
+                hint="The file may be cut off",
+            )
+        yield row
 
 
 def _chain(first: Mapping[str, str], rest: Iterable[Mapping[str, str]]) -> Iterable[Mapping[str, str]]:

@@ -98,6 +98,9 @@ def test_requests_at_one_moment_all_count() -> None:
         ("t_s,input_tokens,output_tokens\n0,1,1\nnan,2,2\n", "line 3: t_s is 'nan'"),
         ("t_s\n2026-10-25T02:30:00+02:00\n", "line 2: t_s is '2026-10-25T02:30:00+02:00'"),
         ("timestamp,input_length,output_length\n0,nan,1\n10,2,2\n", "input_length is 'nan'"),
+        ("timestamp,input_length\n0,1,2,3\n10,2\n", "line 2: not 2 columns"),
+        ("timestamp,input_length\n0,1\n10\n", "line 3: not 2 columns"),
+        ("bin,rate_rps\n0,1\n1,2,3\n", "line 3: not 2 columns"),
     ],
 )
 def test_times_that_are_none_are_refused_at_their_line(text: str, words: str) -> None:
