@@ -39,7 +39,7 @@ from control import (
     queries_policy,
     queries_rho,
 )
-from control.api_calls import Call, Later
+from control.api_calls import Call, Later, require_storable
 from control.commands_policy import OvertakenEdit
 from control.database import require_head, session_scope
 from control.diagnose import diagnosis, span_of
@@ -214,7 +214,9 @@ def _call(work: Work, scope: Scope, deps: ApiDeps) -> Callable[[Request, ApiDeps
         if kind.lower() != "bearer" or not secret.strip():
             raise Unauthenticated("no token was given", hint="Send Authorization: Bearer <token>")
         token = await run_in_threadpool(admit, secret.strip())
-        return await run_in_threadpool(run, Asked(request, token, await _body(request)))
+        body = await _body(request)
+        require_storable((*request.path_params.values(), *request.query_params.values()), body)
+        return await run_in_threadpool(run, Asked(request, token, body))
 
     return handler
 

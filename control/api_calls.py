@@ -6,6 +6,7 @@ description of calls that is not the one that answers, and a write that happens 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,9 @@ from control import idempotency
 from control.roles import Actor
 from control.tokens import Scope
 from fleet.errors import InvalidInput
+
+#: The escape of NUL, not a backslash before a plain u0000.
+_NUL_IN_JSON = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Body(BaseModel):
@@ -104,6 +108,12 @@ class Call:
             return answer
         idempotency.remember(session, key, action, request, answer, now)
         return answer
+
+
+def require_storable(texts: Iterable[str], body: bytes) -> None:
+    """Refuse the one character that Postgres keeps in no text, in path, query or JSON body."""
+    if _NUL_IN_JSON.search(body) or any("\x00" in text for text in texts):
+        raise InvalidInput("a text holds the character NUL", hint="Leave it out: it cannot be kept")
 
 
 def _parsed(model: type[Body], body: bytes) -> Body:

@@ -152,6 +152,9 @@ def test_a_nodes_life_is_corrected_over_http(api: Api) -> None:
         ({"end": "9999-12-31T23:45-12:00"}, 422),
         ({"start": "2026-02-03T10:01Z"}, 422),
         ({"reason": " "}, 422),
+        ({"node": "n9\x00"}, 422),  # a text no database keeps
+        ({"reason": "\x00"}, 422),
+        ({"node": "n9\\u0000"}, 404),  # but this one is six plain characters after it
         ({"end": "2026-04-03T11:00Z"}, 409),  # the ledger has not counted so far
     ):
         assert api.call("POST", "/api/v1/node-time", "months:write", body | change).status_code == status
