@@ -7,8 +7,9 @@ did the day, or on how many there were.
 
 from __future__ import annotations
 
+import copyreg
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ from fleet.replay_servers import ReplayNode
 from fleet.simulate import NodePlan, ServiceModel, drawn_arrivals
 
 WARM_UP_BINS = 360
+
+
+def _by_fields(node: ReplayNode) -> tuple[type[ReplayNode], tuple[object, ...]]:
+    """Send a node to another process by its fields: compiled and frozen, it takes none once it is made."""
+    return ReplayNode, tuple(getattr(node, field.name) for field in fields(node))
+
+
+copyreg.pickle(ReplayNode, _by_fields)
 
 
 @dataclass(frozen=True, slots=True)
