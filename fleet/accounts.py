@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fleet.bucket import UNITS_PER_TOKEN, RateBucket
+from fleet.bucket import RateBucket
 from fleet.gate_snapshot import TenantUse
 from fleet.limiters import Limiter, Limiters, Mode
 from fleet.messages import Assignment, TenantShare
@@ -154,7 +154,7 @@ class Account:
         if is_charged:
             bucket = self.bucket  # as `RateBucket.charge`, which would cost a call for each request
             bucket.charged_tokens += tokens
-            bucket.level -= tokens * UNITS_PER_TOKEN
+            bucket.level_tokens -= tokens
 
     def grow(self, more_tokens: int, *, is_ghost: bool) -> None:
         """Hold more for a request that answers longer than booked."""

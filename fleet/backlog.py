@@ -8,8 +8,6 @@ large request starving behind small ones, and small ones of a low tier taking ea
 
 from __future__ import annotations
 
-import math
-
 from fleet.budget import NodeBudget, Pool
 from fleet.fairflows import Lane
 from fleet.fairqueue import FairQueue
@@ -26,7 +24,7 @@ class Backlog:
     """The queue of one gate and the rules by which it empties."""
 
     def __init__(self, placement: Placement, lines: Lines) -> None:
-        self.queue = FairQueue()
+        self.queue = FairQueue(lines.states)
         self._placement = placement
         self._lines = lines
         self._pools: list[Pool] = []
@@ -69,7 +67,7 @@ class Backlog:
             return True
         if ticket.tier is parked.tier:
             return parked.passed_tokens + ticket.tokens <= parked.tokens
-        state, other = self.queue.tiers[ticket.tier], self.queue.tiers[parked.tier]
+        state, other = ticket.line.state, parked.line.state
         return (state.start - other.start) * state.weight <= parked.tokens  # `lead_tokens`, without a call
 
     def join(self, ticket: Ticket, now_s: float) -> None:
@@ -107,7 +105,7 @@ class Backlog:
 
         The bound is its own size and that of the request of the other tier that is next and does not fit.
         """
-        state = self.queue.tiers[ticket.tier]
+        state = ticket.line.state
         for other in self.queue.states:
             if other.requests and other is not state:
                 lead = state.lead_tokens(other)
@@ -132,13 +130,13 @@ class Backlog:
 
     def start_directly(self, ticket: Ticket, book: NodeBudget) -> None:
         """Count a request that starts without having waited, while others wait."""
-        is_alone = self.queue.tiers[ticket.tier].requests == 0
+        is_alone = ticket.line.state.requests == 0
         self._count_start(ticket, book, in_turn=False, tenant_in_turn=is_alone)
 
     def _count_start(
         self, ticket: Ticket, book: NodeBudget, *, in_turn: bool, tenant_in_turn: bool
     ) -> None:
-        state = self.queue.tiers[ticket.tier]
+        state = ticket.line.state
         self.queue.charge_tier(state, ticket.tokens, in_turn)
         if not ticket.is_parked:
             state.charge_tenant(ticket, tenant_in_turn)
@@ -243,21 +241,23 @@ class Backlog:
 
     def expected_wait_s(self, ticket: Ticket, now_s: float) -> float | None:
         """Return how long a request about to join would wait; None without enough evidence."""
-        line, tiers = ticket.line, self.queue.tiers
+        line = ticket.line
         model = line.model
         rate = model.meter.tokens_per_s(now_s)
         if rate is None:
             return None
-        rivals: list[Rival] = []
-        for other in model.lines.values() if line.requests < model.requests else ():
-            if other.requests and other is not line:
-                state = tiers[other.tier]
-                if now_s - other.waits_since_s > LASTING_S:
-                    rivals.append((state.weight, math.inf, math.inf))
-                else:
-                    rivals.append((state.weight, other.tokens, state.timeout_s))
+        lasting_weight = 0
+        passing: list[Rival] = []
+        if line.requests < model.requests:
+            for other in model.lines.values():
+                if other.requests and other is not line:
+                    state = other.state
+                    if now_s - other.waits_since_s > LASTING_S:
+                        lasting_weight += state.weight
+                    else:
+                        passing.append((state.weight, other.tokens, state.timeout_s))
         ahead = self.queue.tokens_ahead(ticket, is_fifo=self._is_fifo)
-        return wait_s(ahead, tiers[line.tier].weight, rivals, rate)
+        return wait_s(ahead, line.state.weight, passing, rate, lasting_weight)
 
     def clearing_s(self, ticket: Ticket, now_s: float) -> float | None:
         """Return how long its model's queue takes to drain at the present rate; None: not known."""

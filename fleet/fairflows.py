@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 LARGEST_DEBT_TOKENS = 65_536
 #: A flow is looked through for what stands before a newcomer up to so many.
 _LOOKED_THROUGH = 32
+#: Sizes from 2^63 tokens on count as one.
+_MOST_BITS = 64
+
+
+def _bits(tokens: int) -> int:
+    bits = tokens.bit_length()
+    return bits if bits < _MOST_BITS else _MOST_BITS - 1
 
 
 class Tag:
@@ -92,7 +99,7 @@ class Flow:
         self.heap: list[tuple[float, int, Ticket]] = []
         self.requests = 0
         self.tokens = 0
-        self.tokens_by_bits: dict[int, int] = {}
+        self.tokens_by_bits: list[int] | None = None  # by size in bits, once it has been long
         self.since_s = 0.0  # it has been backlogged since then
         self.served_tokens = 0  # started since then
         self._latest_key = 0.0  # no key in it is larger
@@ -106,18 +113,19 @@ class Flow:
         if not self.requests or key > self._latest_key:
             self._latest_key = key
         heapq.heappush(self.heap, (key, ticket.ticket_id, ticket))
-        tokens, by_bits = ticket.tokens, self.tokens_by_bits
-        bits = tokens.bit_length()
+        tokens = ticket.tokens
         self.requests += 1
         self.tokens += tokens
-        by_bits[bits] = by_bits.get(bits, 0) + tokens
+        if self.tokens_by_bits is not None:
+            self.tokens_by_bits[_bits(tokens)] += tokens
 
     def leave(self, ticket: Ticket) -> None:
         """Count a request out that left, or was set aside; from the middle it stays until it is next."""
         tokens = ticket.tokens
         self.requests -= 1
         self.tokens -= tokens
-        self.tokens_by_bits[tokens.bit_length()] -= tokens
+        if self.tokens_by_bits is not None:
+            self.tokens_by_bits[_bits(tokens)] -= tokens
         heap = self.heap
         if heap[0][2] is ticket:
             heapq.heappop(heap)
@@ -137,8 +145,12 @@ class Flow:
                 if at <= key and one.is_waiting:
                     tokens += one.tokens
             return tokens
-        bits = ticket.tokens.bit_length()
-        return sum(tokens for size, tokens in self.tokens_by_bits.items() if size <= bits)
+        if self.tokens_by_bits is None:
+            self.tokens_by_bits = by_bits = [0] * _MOST_BITS
+            for _, _, one in heap:
+                if one.is_waiting:
+                    by_bits[_bits(one.tokens)] += one.tokens
+        return sum(self.tokens_by_bits[: _bits(ticket.tokens) + 1])
 
 
 class Lane:

@@ -20,7 +20,7 @@ from fleet.fairflows import LARGEST_DEBT_TOKENS, Lane
 from fleet.fairness import jain_index
 from fleet.gate_snapshot import TierQueue
 from fleet.offers import Ticket
-from fleet.outcomes import TIERS, Tier
+from fleet.outcomes import Tier
 from fleet.tierstate import TierState
 
 #: A tenant's share says something after so long a backlog.
@@ -30,8 +30,8 @@ _LONG_ENOUGH_S = 5.0
 class FairQueue:
     """All that waits at one gate."""
 
-    def __init__(self) -> None:
-        self.tiers = {tier: TierState(tier) for tier in TIERS}
+    def __init__(self, tiers: dict[Tier, TierState]) -> None:
+        self.tiers = tiers
         self.states = list(self.tiers.values())
         self._virtual = 0.0  # time of the level of tiers
         self._most_owed = LARGEST_DEBT_TOKENS
@@ -47,7 +47,7 @@ class FairQueue:
         """Queue a request."""
         if not self.requests:
             self._catch_up()
-        line, state = ticket.line, self.tiers[ticket.tier]
+        line, state = ticket.line, ticket.line.state
         lane = line.lanes.get(ticket.size_class)
         if lane is None:
             lane = line.lanes[ticket.size_class] = Lane(line, ticket.size_class)
@@ -91,7 +91,7 @@ class FairQueue:
             else:
                 flow.leave(ticket)
         tokens = ticket.tokens
-        self.tiers[ticket.tier].remove(tokens)
+        ticket.line.state.remove(tokens)
         ticket.line.count(tokens, -1)
         self.requests -= 1
         self.tokens -= tokens
@@ -136,7 +136,7 @@ class FairQueue:
             ticket.flow.leave(ticket)
         ticket.is_parked = True
         lane.parked = ticket
-        self.tiers[ticket.tier].charge_tenant(ticket, in_turn=False)
+        ticket.line.state.charge_tenant(ticket, in_turn=False)
 
     def tiers_in_turn(self) -> list[TierState]:
         """Return the tiers that have something waiting, the one whose turn it is first."""
@@ -162,7 +162,7 @@ class FairQueue:
 
     def charge_alone(self, ticket: Ticket) -> None:
         """Count a start while nothing waits, in tier and tenant: it is everybody's turn."""
-        tokens, state, start = ticket.tokens, self.tiers[ticket.tier], self._virtual
+        tokens, state, start = ticket.tokens, ticket.line.state, self._virtual
         if state.start > start:
             self._virtual = start = state.start  # the others follow when one of them waits
         if 4 * tokens > self._most_owed:

@@ -15,6 +15,7 @@ from fleet.lengths import LengthSketch, OutputLengths
 from fleet.outcomes import TIERS, Tier
 from fleet.pool_names import model_of, placed_as
 from fleet.tally import Tally, TierTally
+from fleet.tierstate import TierState
 
 if TYPE_CHECKING:
     from fleet.budget import Pool
@@ -26,23 +27,26 @@ class Model:
 
     __slots__ = ("lengths", "lines", "meter", "name", "requests", "tokens")
 
-    def __init__(self, name: str, lengths: dict[str, LengthSketch], tally: Tally) -> None:
+    def __init__(
+        self, name: str, lengths: dict[str, LengthSketch], tally: Tally, states: Mapping[Tier, TierState]
+    ) -> None:
         self.name = name
         self.lengths = lengths  # by endpoint
         self.meter = DrainMeter()  # of all tiers
         self.requests = 0  # that wait
         self.tokens = 0
-        self.lines = {tier: Line(self, tier, tally.tiers[tier]) for tier in TIERS}
+        self.lines = {tier: Line(self, states[tier], tally.tiers[tier]) for tier in TIERS}
 
 
 class Line:
     """One model in one tier."""
 
-    __slots__ = ("lanes", "model", "pool", "requests", "tally", "tier", "tokens", "waits_since_s")
+    __slots__ = ("lanes", "model", "pool", "requests", "state", "tally", "tier", "tokens", "waits_since_s")
 
-    def __init__(self, model: Model, tier: Tier, tally: TierTally) -> None:
+    def __init__(self, model: Model, state: TierState, tally: TierTally) -> None:
         self.model = model
-        self.tier = tier
+        self.tier = state.tier
+        self.state = state  # what waits in its tier, all models together
         self.tally = tally  # of its tier, all models together
         self.pool: Pool | None = None  # no node serves it
         self.waits_since_s = 0.0  # without a break, while something waits
@@ -68,6 +72,7 @@ class Lines:
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
+        self.states = {tier: TierState(tier) for tier in TIERS}
         self._lengths = OutputLengths()
         self.models: dict[str, Model] = {}
         self._bound: Collection[str] = ()
@@ -80,7 +85,7 @@ class Lines:
         """Return a line; one of a model that nobody serves is not remembered: anybody can make up names."""
         found = self.models.get(model)
         if found is None:
-            found = Model(model, {}, self._tally)
+            found = Model(model, {}, self._tally, self.states)
         return found.lines[tier]
 
     def now(self, line: Line) -> Line:
@@ -97,7 +102,9 @@ class Lines:
         served = {name for name, _ in pools}
         served |= {model_of(name) for name in served}  # also where all its nodes serve a part only
         for name in sorted(served - self.models.keys()):
-            self.models[name] = Model(name, self._lengths.of_model(model_of(name)), self._tally)
+            self.models[name] = Model(
+                name, self._lengths.of_model(model_of(name)), self._tally, self.states
+            )
         for pool in pools.values():
             pool.waiting = 0
         for line in self:

@@ -39,7 +39,7 @@ class QueueBounds:
     def refusal(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when its tier's queue is full or too slow for it."""
         bound, timeout_s = self._bounds[ticket.tier]
-        queued = self._backlog.queue.length(ticket.tier)
+        queued = ticket.line.state.requests
         if queued >= bound and not self._lets_through(ticket, Limiter.QUEUE_LENGTH):
             return self._is_full(ticket, now_s, f"({ticket.tier})", queued, bound)
         wait_s = ticket.expected_wait_s = self._backlog.expected_wait_s(ticket, now_s)

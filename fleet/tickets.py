@@ -109,7 +109,7 @@ class Tickets:
             tokens,
             basis,
             now_s,
-            now_s + self.timeouts_s[tier],
+            now_s + line.state.timeout_s,
             now_s + tokens / self._tokens_per_s,
         )
         if self._is_overbooking:

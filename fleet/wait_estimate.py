@@ -17,14 +17,17 @@ LASTING_S = 30.0
 Rival = tuple[float, float, float]
 
 
-def wait_s(ahead_tokens: float, weight: float, rivals: Sequence[Rival], rate: float) -> float:
+def wait_s(
+    ahead_tokens: float, weight: float, rivals: Sequence[Rival], rate: float, lasting_weight: float = 0.0
+) -> float:
     """Return the seconds until `ahead_tokens` of a tier of `weight` are served, if nothing more comes.
 
-    `rate`: what all tiers get together (> 0). A rival that goes on waiting has infinite tokens and seconds.
+    `rate`: what all tiers get together (> 0). `lasting_weight`: of rivals that go on waiting all the while;
+    one of `rivals` with infinite tokens and seconds is the same.
     """
     passed_s = 0.0
     while rivals:
-        weights, step_s = weight, math.inf
+        weights, step_s = weight + lasting_weight, math.inf
         for one, _, _ in rivals:
             weights += one
         pace = rate / weights  # tokens per second and weight
@@ -41,4 +44,4 @@ def wait_s(ahead_tokens: float, weight: float, rivals: Sequence[Rival], rate: fl
         ahead_tokens -= here
         left = [(one, tokens - one * pace * step_s, gone_s - step_s) for one, tokens, gone_s in rivals]
         rivals = [rival for rival in left if rival[1] > 1e-6 and rival[2] > 1e-9]
-    return passed_s + ahead_tokens / rate
+    return passed_s + ahead_tokens * (weight + lasting_weight) / (weight * rate)

@@ -628,10 +628,11 @@ def test_a_month_that_is_none_is_422(api: Api, month: str) -> None:
     assert (answer.status_code, error_of(answer)["field"]) == (422, "month")
 
 
-def test_a_month_without_anything_is_a_header_and_zero(api: Api) -> None:
+def test_a_month_without_anything_says_that_nothing_is_recorded(api: Api) -> None:
     answer = api.call("GET", "/api/v1/spend/2020-01.csv", "spend:read")
     assert (answer.status_code, answer.headers["x-rhodeck-rows"]) == (200, "0")
-    assert answer.headers["x-rhodeck-total-usd"] == "0.00"
+    assert "x-rhodeck-total-usd" not in answer.headers
+    assert answer.headers["x-rhodeck-recorded"] == "false"
     assert len(answer.text.splitlines()) == 1
 
 

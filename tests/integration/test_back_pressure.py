@@ -150,7 +150,8 @@ def test_rounds_keep_their_pace_and_all_are_written_with_their_own_times(trouble
                 samples = session.scalar(select(func.count()).select_from(SampleRow))
                 failures = session.scalar(select(func.count()).select_from(ScrapeFailureRow))
                 assert samples + failures == len(stored)  # a busy machine may make the node late
-            assert len(stored) == controller.value("rounds_total")  # each once, in spite of lost answers
+            # each once, in spite of lost answers; but for one that was cut off by the stop
+            assert 0 <= controller.value("rounds_total") - len(stored) <= 1
             # stamps are the rounds' own: whole seconds, and as many skipped as were counted as skipped
             assert all(at.microsecond == 0 for at in stored)
             span = stored[-1] - stored[0]

@@ -42,6 +42,9 @@ def test_what_will_be_evicted_takes_no_share_after_that():
 
 def test_a_tier_that_goes_on_waiting_leaves_the_others_their_share():
     assert wait_s(10.0, 1, [(9, math.inf, math.inf)], 1.0) == pytest.approx(100.0)
+    assert wait_s(10.0, 1, [], 1.0, lasting_weight=9) == pytest.approx(100.0)
+    # 1 : 3 : 6, the 3 for ever: the 6 has its 6 at t = 10, ours 1; then 1 : 3, and 9 more at 1/4 take 36 s
+    assert wait_s(10.0, 1, [(6, 6.0, math.inf)], 1.0, lasting_weight=3) == pytest.approx(46.0)
 
 
 @given(
