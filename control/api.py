@@ -215,7 +215,7 @@ def _call(work: Work, scope: Scope, deps: ApiDeps) -> Callable[[Request, ApiDeps
             raise Unauthenticated("no token was given", hint="Send Authorization: Bearer <token>")
         token = await run_in_threadpool(admit, secret.strip())
         body = await _body(request)
-        require_storable((*request.path_params.values(), *request.query_params.values()), body)
+        require_storable((*request.path_params.items(), *request.query_params.multi_items()), body)
         return await run_in_threadpool(run, Asked(request, token, body))
 
     return handler

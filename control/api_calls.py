@@ -6,12 +6,13 @@ description of calls that is not the one that answers, and a write that happens 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -110,10 +111,32 @@ class Call:
         return answer
 
 
-def require_storable(texts: Iterable[str], body: bytes) -> None:
-    """Refuse the one character that Postgres keeps in no text, in path, query or JSON body."""
-    if _NUL_IN_JSON.search(body) or any("\x00" in text for text in texts):
-        raise InvalidInput("a text holds the character NUL", hint="Leave it out: it cannot be kept")
+def require_storable(texts: Iterable[tuple[str, str]], body: bytes) -> None:
+    """Refuse the one character that Postgres keeps in no text, in path, query (name, text) or JSON body."""
+    found = [name for name, text in texts if "\x00" in text]
+    if found:
+        raise _holds_nul(found[0])
+    if _NUL_IN_JSON.search(body):
+        raise _holds_nul(_field_with_nul(body))
+
+
+def _holds_nul(field: str | None) -> InvalidInput:
+    said = f"{field or 'a text'} holds the character NUL"
+    return InvalidInput(said, hint="Leave it out: it cannot be kept", field=field)
+
+
+def _field_with_nul(body: bytes) -> str | None:
+    """Return the first field of a JSON object that holds NUL; None: no object, or a name holds it."""
+    try:
+        parsed: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(parsed, dict):
+        return None
+    fields = cast("dict[str, object]", parsed)
+    return next(
+        (name for name, value in fields.items() if _NUL_IN_JSON.search(json.dumps(value).encode())), None
+    )
 
 
 def _parsed(model: type[Body], body: bytes) -> Body:
