@@ -284,4 +284,8 @@ class Controller:
             elif (slot - now).total_seconds() > 1.5 * self.period_s:
                 log.warning("the wall clock is behind the rounds", extra={"slot": slot.isoformat()})
         self._slot, self._slot_s = slot, now_s - lag_s
-        return await self.observer.observe(slot, lag_s)
+        try:
+            return await self.observer.observe(slot, lag_s)
+        except (*EXPECTED, asyncio.CancelledError):  # cancelled: not done within the step's deadline
+            self.observer.writer.lose("failed")
+            raise

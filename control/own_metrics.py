@@ -42,7 +42,7 @@ class ControlMetrics:
         self.buffer_bytes = gauge("buffer_bytes", "Bytes of rounds that wait for Postgres.")
         self.rounds_stored = counter("rounds_stored_total", "Rounds written to Postgres.")
         self.rounds_dropped = counter(
-            "rounds_dropped_total", "Rounds lost: buffer full, or refused by Postgres.", "why"
+            "rounds_dropped_total", "Rounds lost: buffer full, refused by Postgres, or failed.", "why"
         )
         self.nodes = gauge("nodes", "Nodes by the age of their last sample.", "freshness")
         self.tick_lag_seconds = gauge("tick_lag_seconds", "How late the newest tick started.")

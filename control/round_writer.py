@@ -102,7 +102,7 @@ class RoundWriter:
         self._ids = EdgeIds()
         self._pages = PageStore()
         self._waiting: RoundBuffer[Recorded] = RoundBuffer(max_bytes)
-        self.dropped = 0  # rounds lost for good: the buffer was full, or the database refused them
+        self.dropped = 0  # rounds lost for good: buffer full, refused by the database, or failed
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
@@ -135,6 +135,12 @@ class RoundWriter:
             self._metrics.rounds_dropped.labels(why=why).inc(dropped)
             log.warning("rounds dropped", extra={"rounds": dropped, "why": why})
         return dropped
+
+    def lose(self, why: str) -> None:
+        """Count a round that was begun and never came to be put in line."""
+        self.dropped += 1
+        self._metrics.rounds_dropped.labels(why=why).inc()
+        log.warning("round lost", extra={"why": why})
 
     def flush(self, epoch: int) -> list[Change]:
         """Write what waits, oldest first; return how alerts changed.

@@ -7,6 +7,7 @@ import contextlib
 import random
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import psutil
@@ -18,6 +19,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from control import commands_fleet
+from control.cli_control import WORKERS
 from control.database import make_engine, upgrade
 from control.deps import Deps, Leadership
 from control.embedded import EmbeddedPostgres, socket_dsn
@@ -112,6 +114,8 @@ def slow(server: EmbeddedPostgres) -> Iterator[None]:
 @pytest.mark.parametrize("trouble", [paused, slow])
 def test_rounds_keep_their_pace_and_all_are_written_with_their_own_times(trouble):
     async def run(server: EmbeddedPostgres, engine: Engine) -> Running:
+        # as `rhodeck control` does: with a thread per core a hanging database would hold all of them
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(WORKERS))
         async with a_controller(engine) as controller:
             await controller.until(lambda: controller.value("rounds_stored_total") >= 2)
             enter = trouble(server)
@@ -152,11 +156,12 @@ def test_rounds_keep_their_pace_and_all_are_written_with_their_own_times(trouble
                 assert samples + failures == len(stored)  # a busy machine may make the node late
             # each once, in spite of lost answers; but for one that was cut off by the stop
             assert 0 <= controller.value("rounds_total") - len(stored) <= 1
-            # stamps are the rounds' own: whole seconds, and as many skipped as were counted as skipped
+            # stamps are the rounds' own: whole seconds, and as many missing as were counted as missing
             assert all(at.microsecond == 0 for at in stored)
             span = stored[-1] - stored[0]
             missing = span // timedelta(seconds=1) + 1 - len(stored)
-            assert missing <= controller.value("rounds_skipped_total")
+            failed = controller.value("rounds_dropped_total", why="failed")
+            assert missing <= controller.value("rounds_skipped_total") + failed
         finally:
             engine.dispose()
 
