@@ -102,3 +102,26 @@ def test_rounds_keep_their_pace_and_their_stamps_rise_when_the_wall_clock_is_set
     clock.ahead = timedelta(hours=1)  # set forward: 3660 s, and the grid again
     live(20)
     assert stamps[6:] == [3660.0, 3670.0]
+
+
+def test_a_round_not_done_within_its_time_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot is taken, so that no later round tells of it: the count is all there is to see."""
+
+    async def never(_observer: Observer, _at: datetime, _lag_s: float) -> str:
+        await asyncio.Event().wait()
+        return "observed"
+
+    monkeypatch.setattr(Observer, "observe", never)
+
+    async def turn() -> None:
+        watched = observer()
+        controller = Controller(watched._deps, watched, watched._metrics, 10.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await controller._observe()
+        lost = watched._metrics.registry.get_sample_value(
+            "rhodeck_control_rounds_dropped_total", {"why": "failed"}
+        )
+        assert (lost, watched.writer.dropped) == (1, 1)
+
+    asyncio.run(turn())
