@@ -87,9 +87,13 @@ def test_two_hundred_random_aborts_leave_nothing_and_every_request_one_record(
     plans = [(rng.random() < 0.7, rng.uniform(0, 0.25), rng.randint(1, 12)) for _ in range(200)]
 
     def run(share: list[tuple[bool, float, int]]) -> None:
-        for is_stream, seconds, tokens in share:
+        for number, (is_stream, seconds, tokens) in enumerate(share):
             body = chat(f"tokens={tokens} pause=0.02", stream=is_stream)
-            abort_raw(gateway, json.dumps(body).encode(), seconds)
+            if number % 5:
+                abort_raw(gateway, json.dumps(body).encode(), seconds)
+                continue
+            with gateway.client() as client:  # stays to the end, however slow the machine is
+                assert client.post("/v1/chat/completions", json=body).status_code == 200
 
     threads = [threading.Thread(target=run, args=(plans[i::10],)) for i in range(10)]
     for thread in threads:
@@ -121,7 +125,7 @@ def test_two_hundred_random_aborts_leave_nothing_and_every_request_one_record(
             assert record["output_tokens"] <= served.output_tokens
     outcomes = [record["outcome"] for record in records.values()]
     assert outcomes.count("client_gone") > 20
-    assert outcomes.count("completed") > 20
+    assert outcomes.count("completed") >= 40
     offered = gateway.metric("rhodeck_gateway_offered_total")
     assert gateway.metric("rhodeck_gateway_requests_total") == offered == 200
 
