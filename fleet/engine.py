@@ -63,7 +63,7 @@ class Engine:
         """
         p = self.profile
         total = request.prompt_tokens + request.output_tokens
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
+        if request.prompt_tokens < 1 or request.output_tokens < request.first_tokens:
             raise InvalidInput("a request needs at least one prompt and one output token")
         if total > min(p.max_model_len, p.kv_capacity_tokens):
             raise InvalidInput(
@@ -292,14 +292,14 @@ class Engine:
                 continue  # aborted while the step ran
             sequence.prefill_left -= size
             if sequence.prefill_left <= 0:
-                tokens += 1 + self._first_or_next_token(sequence, end_s)
-                decoded += 1
+                tokens += sequence.request.first_tokens + self._first_or_next_token(sequence, end_s)
+                decoded += sequence.request.first_tokens
         self.tally.generation_tokens += decoded
         self.tally.histograms["iteration_tokens"].add(tokens)
 
     def _first_or_next_token(self, sequence: Sequence, end_s: float) -> int:
-        """End a prefill: one token comes out. Return the prompt tokens computed that are booked now."""
-        t, request = self.tally, sequence.request
+        """End a prefill: one token comes out, but of an embedding. Return the prompt tokens booked now."""
+        t, request, made = self.tally, sequence.request, sequence.request.first_tokens
         booked = 0
         if sequence.first_token_s is None:
             sequence.first_token_s = end_s
@@ -307,10 +307,10 @@ class Engine:
             t.prompt_tokens += request.prompt_tokens
             t.prompt_tokens_cached += sequence.cached_tokens
             booked = request.prompt_tokens - sequence.cached_tokens
-            self._events.append(EngineEvent(EventKind.FIRST_OUTPUT, request.request_id, end_s, 1))
+            self._events.append(EngineEvent(EventKind.FIRST_OUTPUT, request.request_id, end_s, made))
         else:
             t.histograms["itl_s"].add(end_s - sequence.last_token_s)
-        sequence.output_at_join += 1
+        sequence.output_at_join += made
         sequence.last_token_s = end_s
         if sequence.output_at_join >= request.output_tokens:
             self._leave(sequence)

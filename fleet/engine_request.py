@@ -24,11 +24,17 @@ class EngineRequest:
 
     request_id: str
     prompt_tokens: int  # >= 1
-    output_tokens: int  # what it will produce, >= 1
+    output_tokens: int  # what it will produce, >= 1; 0 for pooling
     max_tokens: int | None = None  # the parameter, when the client gave one
     priority: int = 0  # lower goes first; only under the priority policy
     reason: FinishReason = FinishReason.LENGTH
     has_siblings: bool = False  # one of several choices: the caller books the parent
+    is_pooling: bool = False  # an embedding: it ends when its prompt is computed
+
+    @property
+    def first_tokens(self) -> int:
+        """Output tokens that come out when the prompt is computed: 1, or 0 of an embedding."""
+        return 0 if self.is_pooling else 1
 
 
 class EventKind(StrEnum):

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from fleet.errors import FleetError, InvalidInput
+from simfleet.embeddings_api import embeddings_answer, parse_embeddings
 from simfleet.faults import Fault, parse_fault
 from simfleet.node import Answer, SimNode
 from simfleet.openai_api import (
@@ -36,10 +37,12 @@ VERSION = "0.32.0"
 MAX_BODY_BYTES = 16 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "::1")
 RESPONSES_PATH = "/v1/responses"
+EMBEDDINGS_PATH = "/v1/embeddings"
 GENERATION_PATHS = {
     "/v1/chat/completions": True,
     "/v1/completions": False,
     RESPONSES_PATH: True,
+    EMBEDDINGS_PATH: False,
 }  # is it a chat
 TOKENIZE_PATHS = ("/tokenize", "/detokenize")
 JSON = b"application/json"
@@ -80,8 +83,7 @@ class NodeApp:
         try:
             body = await _read_body(receive)
             call = self._call(path, body)
-            kind = "resp" if call.is_response else "chatcmpl" if call.is_chat else "cmpl"
-            answer_id = f"{kind}-{secrets.token_hex(8)}"
+            answer_id = f"{_kind(call)}-{secrets.token_hex(8)}"
             answer = node.start(call)
             leaving = asyncio.create_task(_abort_when_gone(node, answer, receive))
             try:
@@ -105,6 +107,8 @@ class NodeApp:
         profile = self.node.profile
         if path == RESPONSES_PATH:
             return parse_responses(body, profile=profile, model=profile.model)
+        if path == EMBEDDINGS_PATH:
+            return parse_embeddings(body, profile=profile, model=profile.model)
         return parse_call(body, is_chat=GENERATION_PATHS[path], profile=profile, model=profile.model)
 
     async def _whole(self, call: GenerationCall, answer_id: str, answer: Answer, send: Send) -> int:
@@ -113,6 +117,10 @@ class NodeApp:
             answer.news.clear()
         if answer.is_gone:
             return 0
+        if call.seeds:
+            payload = embeddings_answer(call, answer_id, self._unix_s())
+            await _respond(send, 200, payload)
+            return len(payload)
         if call.is_response:
             made = response(call, answer_id, self._unix_s(), answer.produced, answer.reasons[0])
             payload = orjson.dumps(made)
@@ -240,6 +248,13 @@ class NodeApp:
             await _respond(send, 400, orjson.dumps(exc.as_dict()))
         else:
             await _respond(send, 200, orjson.dumps({"done": fault.kind.value}))
+
+
+def _kind(call: GenerationCall) -> str:
+    """Return what vLLM begins the answer's id with."""
+    if call.seeds:
+        return "embd"
+    return "resp" if call.is_response else "chatcmpl" if call.is_chat else "cmpl"
 
 
 async def _read_body(receive: Receive) -> bytes:

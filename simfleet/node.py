@@ -129,15 +129,16 @@ class SimNode:
         for tokens, limit in zip(call.prompt_tokens, call.limits, strict=True):
             for _ in range(call.choices):
                 sequence_id = f"{answer.number}-{index}"
-                wanted = self._output_tokens(call, limit)
+                wanted = 0 if call.seeds else self._output_tokens(call, limit)
                 request = EngineRequest(
                     sequence_id,
                     tokens,
                     min(wanted, limit),
                     max_tokens=call.max_tokens,
                     priority=call.priority,
-                    reason=FinishReason.LENGTH if wanted >= limit else FinishReason.STOP,
+                    reason=FinishReason.LENGTH if wanted >= limit > 0 else FinishReason.STOP,
                     has_siblings=call.choices > 1,
+                    is_pooling=bool(call.seeds),
                 )
                 self._inside[sequence_id] = (answer, index)
                 self.engine.submit(request, now_s)

@@ -67,6 +67,8 @@ class GenerationCall:
     is_stream: bool
     include_usage: bool
     is_response: bool = False  # asked for by `/v1/responses`
+    seeds: tuple[int, ...] = ()  # of an embedding: what each input's vector is made from
+    is_packed: bool = False  # vectors as base64
     hands_over: bool = False  # `kv_transfer_params` ask for the KV cache to be kept for another engine
 
 
@@ -87,7 +89,7 @@ def parse_call(body: bytes, *, is_chat: bool, profile: EngineProfile, model: str
     asked = data.get("model")
     if asked is not None and asked != model:
         raise ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {model}.", "model")
-    prompts = (chat_tokens(data.get("messages")),) if is_chat else _prompt_tokens(data.get("prompt"))
+    prompts = (chat_tokens(data.get("messages")),) if is_chat else prompt_tokens(data.get("prompt"))
     choices = _integer(data, "n", low=1, high=MAX_CHOICES) or 1
     if len(prompts) * choices > MAX_SEQUENCES:
         raise ApiError(400, f"{len(prompts)} prompts with n={choices} are more than {MAX_SEQUENCES}", "n")
@@ -156,19 +158,19 @@ def _text_tokens(value: str) -> int:
     return max(1, -(-len(value) // CHARACTERS_PER_TOKEN))
 
 
-def _prompt_tokens(prompt: Any) -> tuple[int, ...]:
-    """Token counts of a completion's prompts: a text, token ids, or a list of either."""
+def prompt_tokens(prompt: Any, where: str = "body.prompt") -> tuple[int, ...]:
+    """Return the tokens of each prompt: a text, token ids, or a list of either. Raises ApiError else."""
     if isinstance(prompt, str):
         return (_text_tokens(prompt),)
     if not isinstance(prompt, list) or not prompt:
-        raise _invalid("body.prompt", "list_type", "Input should be a valid list")
+        raise _invalid(where, "list_type", "Input should be a valid list")
     if all(isinstance(item, str) for item in prompt):
         return tuple(_text_tokens(item) for item in prompt)
     if _are_token_ids(prompt):
         return (len(prompt),)
     if all(isinstance(item, list) and item and _are_token_ids(item) for item in prompt):
         return tuple(len(item) for item in prompt)
-    raise _invalid("body.prompt", "list_type", "Input should be text, token ids, or a list of either")
+    raise _invalid(where, "list_type", "Input should be text, token ids, or a list of either")
 
 
 def _are_token_ids(items: list[Any]) -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
-from tests.gateway_process import ROOT, GatewayProcess, assignment, events, eventually
+from tests.gateway_process import KEYS, ROOT, GatewayProcess, assignment, events, eventually
 
 _COUNTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
 
@@ -91,6 +92,36 @@ def test_usage_is_exact_against_the_nodes_own_counters(tmp_path: Path, nodes: li
         assert {record["node"] for record in records} == {node["name"] for node in nodes}
         status = gateway.status()
         assert (status["in_flight_requests"], status["in_flight_tokens"]) == (0, 0)
+
+
+def test_embeddings_are_booked_and_metered_as_the_nodes_count_them(
+    tmp_path: Path, nodes: list[dict[str, Any]]
+) -> None:
+    model = httpx.get(f"{nodes[0]['base_url']}/v1/models").json()["data"][0]["id"]
+    document = assignment([])
+    document["nodes"] = [
+        {"name": node["name"], "pool": "sim", "base_url": node["base_url"], "models": [model]}
+        for node in nodes
+    ]
+    with GatewayProcess(tmp_path / "gw").running() as gateway:
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 3)
+        with openai.OpenAI(
+            base_url=gateway.base_url + "/v1", api_key=KEYS["acme"], max_retries=0, timeout=60
+        ) as ai:
+            for count in (1, 2, 5):
+                answer = ai.embeddings.create(model=model, input=["a few words"] * count)
+                assert len(answer.data) == count
+                assert answer.usage.prompt_tokens == 3 * count  # eleven characters, four a token
+        eventually(lambda: len(gateway.usage()) == 3)
+        records = gateway.usage()
+        assert [record["endpoint"] for record in records] == ["embeddings"] * 3
+        assert [record["prompt_tokens"] for record in records] == [3, 6, 15]
+        assert all(record["exact"] and record["output_tokens"] == 0 for record in records)
+        truth = counted(nodes)
+        assert truth["vllm:prompt_tokens_total"] == 3 * (1 + 2 + 5)
+        assert truth["vllm:generation_tokens_total"] == 0
+        assert gateway.status()["in_flight_tokens"] == 0
 
 
 def test_prompts_and_answers_are_computed_on_different_nodes(
