@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.fluid_kernel import compiled
+from fleet.kernels import compiled
 
 #: Places in `limits`, whole numbers of the profile, and in `costs`, its seconds and ratios.
 MAX_SEQS, BUDGET, BLOCKS, BLOCK_SIZE, BY_PRIORITY = 0, 1, 2, 3, 4

@@ -21,10 +21,10 @@ from fleet.fluid_kernel import (
     RUNNING,
     WARMING,
     autoscale,
-    compiled,
     demand_seen,
     turn_burst,
 )
+from fleet.kernels import compiled
 
 #: Places in `sizes`, the whole numbers of the queueing model.
 BUSY, HEAD, QUEUED, REFUSED, LOST, SIZES = 0, 1, 2, 3, 4, 5

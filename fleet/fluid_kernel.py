@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
-compiled: Any = njit(cache=True, nogil=True)
+from fleet.kernels import compiled
 
 NO_AUTOSCALER, REACTIVE, PREDICTIVE, SCHEDULED = 0, 1, 2, 3
 #: States of a burst node.
