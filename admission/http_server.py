@@ -14,19 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
+from admission import request_lines
 from admission.inbound import HeaderList, Inbound
-from admission.request_lines import (
-    BAD,
-    CODED,
-    FAULT,
-    LEAVING,
-    SLOW,
-    Refusal,
-    is_coded,
-    other_version,
-    refusal_bytes,
-    target_of,
-)
+from admission.request_lines import BAD, Refusal, is_coded, target_of
 
 if TYPE_CHECKING:
     from admission.clients import Listener
@@ -41,10 +31,9 @@ class Connection:
 
     __slots__ = (
         "_address", "_bare", "_begun", "_body_until_s", "_current", "_drain", "_has_begun", "_has_served",
-        "_headers", "_is_body_held", "_is_deaf", "_is_held", "_limits", "_listener", "_loop", "_now",
-        "_parser", "_queue",
-        "_read_due_s", "_reading", "_refusal", "_transport", "_url", "_write_due_s", "due_s", "is_writable",
-        "port",
+        "_headers", "_is_body_held", "_is_deaf", "_is_held", "_is_offer", "_is_repeated", "_limits",
+        "_listener", "_loop", "_now", "_parser", "_queue", "_read_due_s", "_reading", "_refusal",
+        "_transport", "_url", "_write_due_s", "due_s", "is_writable", "port",
     )  # fmt: skip
 
     def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
@@ -64,6 +53,7 @@ class Connection:
         self._has_begun = self._has_served = False  # a head; a request
         self._is_held = self._is_body_held = False  # nothing is read now; because of a body
         self._is_deaf = False  # what comes is not looked at any more
+        self._is_offer = self._is_repeated = False  # its head offers another protocol; is said again by us
         self.is_writable = True
         self._body_until_s = self._read_due_s = self._write_due_s = self.due_s = _NEVER
 
@@ -103,9 +93,8 @@ class Connection:
             self._has_begun, self._read_due_s = True, _NEVER
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            if self._refusal is None:
-                self._end_input()  # no other protocol is spoken here; what follows is of that other one
+        except httptools.HttpParserUpgrade as exc:
+            self._offered(data[exc.args[0] :])
         except httptools.HttpParserError:
             if not self._end_input():
                 self._refusal = self._refusal or BAD
@@ -119,6 +108,32 @@ class Connection:
             reading.wake()
         if self._queue:
             self._advance()
+
+    def _offered(self, rest: bytes) -> None:
+        """Read on after a head that offers another protocol: none is spoken here, its body is plain HTTP.
+
+        The parser takes the body for that other protocol (MagicStack/httptools#124), so another one reads
+        it and what follows. Without a body, what follows is of the other protocol.
+        """
+        while self._refusal is None:
+            reading, self._is_offer = self._reading, False
+            if reading is None:
+                self._end_input()
+                return
+            self._parser = httptools.HttpRequestParser(self)
+            self._is_repeated = True
+            self._parser.feed_data(request_lines.framing(reading.headers, is_last=reading.is_last))
+            self._is_repeated = False
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as exc:
+                rest = rest[exc.args[0] :]
+            except httptools.HttpParserError:
+                if not self._end_input():
+                    self._refusal = self._refusal or BAD
+                return
+            else:
+                return
 
     def _bound_reading(self, before: Inbound | None) -> None:
         """Say until when more must come, after data came: of a body, of a head, or of nothing."""
@@ -163,7 +178,7 @@ class Connection:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or self._is_repeated:
             return
         headers, parser = self._headers, self._parser
         size = len(self._url) + 4 * len(headers)
@@ -180,13 +195,20 @@ class Connection:
         is_kept = parser.should_keep_alive()
         # Only HTTP/1.1 is kept without a word about it.
         if (not is_kept or b"connection" in request.names) and parser.get_http_version() != "1.1":
-            self._refusal = other_version(parser.get_http_version(), self._url, self._begun + self._now)
+            self._refusal = request_lines.other_version(
+                parser.get_http_version(), self._url, self._begun + self._now
+            )
             request.is_old, is_kept = True, False
         if b"transfer-encoding" in request.names and is_coded(headers):
-            self._refusal = self._refusal or CODED
+            self._refusal = self._refusal or request_lines.CODED
+        if b"host" not in request.names or len(request.names) < len(headers):
+            self._refusal = self._refusal or request_lines.host_fault(headers, parser.get_http_version())
         self._begun = b""
         if self._refusal is not None:
             return
+        self._is_offer = (
+            b"upgrade" in request.names and parser.should_upgrade() and request_lines.bears_body(headers)
+        )
         request.is_last = not is_kept
         request.keeps_alive = is_kept and not self._listener.is_leaving
         self._reading = request
@@ -199,7 +221,7 @@ class Connection:
 
     def on_message_complete(self) -> None:
         self._bare = 0
-        if self._refusal is not None:
+        if self._refusal is not None or self._is_offer:
             return
         self._has_begun, self._read_due_s = False, _NEVER
         reading, self._reading = self._reading, None
@@ -216,7 +238,7 @@ class Connection:
                 request = self._current = self._queue.popleft()
                 request.task = self._loop.create_task(self._serve(request), name="request")
             elif self._refusal is not None:
-                self.send(refusal_bytes(self._refusal))
+                self.send(request_lines.refusal_bytes(self._refusal))
                 self._close(is_read_out=False)
             elif self._is_deaf:
                 self._close(is_read_out=True)
@@ -226,11 +248,11 @@ class Connection:
             self._steer()
 
     async def _serve(self, request: Inbound) -> None:
-        told = FAULT
+        told = request_lines.FAULT
         try:
             await self._listener.handler(request)
         except asyncio.CancelledError:
-            told = LEAVING  # the process ends and does not wait for the rest of its body
+            told = request_lines.LEAVING  # the process ends and does not wait for the rest of its body
             raise
         finally:
             if not request.has_ended and not request.has_left:
@@ -336,7 +358,7 @@ class Connection:
         elif self._has_served and not self._has_begun and self._reading is None:
             self._close(is_read_out=True)  # idle long enough
         else:
-            self._fail(SLOW)
+            self._fail(request_lines.SLOW)
 
     def _close(self, *, is_read_out: bool) -> None:
         """Close; a client that still sends gets a while to read the answer first."""

@@ -2,7 +2,7 @@
 
 Prevents: a request of another protocol, or coded in a way nobody here decodes, served as if it were a plain
 one of HTTP/1.1.
-Source: RFC 9112, 2.3, 3.2 and 6.1; RFC 9110, 15.6.2 and 15.6.6.
+Source: RFC 9112, 2.3, 3.2 and 6.1; RFC 9110, 7.8, 15.6.2 and 15.6.6.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ BAD: Refusal = (400, b"this is not a request that can be read")
 SLOW: Refusal = (408, b"the request came too slowly")
 LEAVING: Refusal = (503, b"the gateway is shutting down")
 FAULT: Refusal = (500, b"the gateway failed")
+HOSTS: Refusal = (400, b"a request of HTTP/1.1 has one Host header")
 CODED: Refusal = (501, b"no transfer coding but chunked is understood")
 VERSION: Refusal = (505, b"HTTP/1.1 and HTTP/1.0 are spoken here")
+_FRAMING = (b"content-length", b"transfer-encoding")
 #: What nearly all ask for, read already.
 _PLAIN = {path.encode(): (path, b"") for path in ENDPOINTS}
 
@@ -44,6 +46,28 @@ def is_coded(headers: HeaderList) -> bool:
     said = b",".join(value for name, value in headers if name == b"transfer-encoding").lower().split(b",")
     codings = [one.strip() for one in said if one.strip()]
     return len(codings) > 1 and codings[-1] == b"chunked"
+
+
+def host_fault(headers: HeaderList, version: str) -> Refusal | None:
+    """Return the refusal of a head without a Host header, or with several. Source: RFC 9112, 3.2."""
+    hosts = sum(1 for name, _ in headers if name == b"host")
+    return HOSTS if hosts > 1 or (hosts == 0 and version == "1.1") else None
+
+
+def bears_body(headers: HeaderList) -> bool:
+    """Say whether a body follows a head that the parser took."""
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and int(value) > 0)
+        for name, value in headers
+    )
+
+
+def framing(headers: HeaderList, *, is_last: bool) -> bytes:
+    """Return a head that says no more than how the body of a request is framed, and if it is the last."""
+    told = [name + b": " + value for name, value in headers if name in _FRAMING]
+    if is_last:
+        told.append(b"connection: close")
+    return b"\r\n".join([b"POST / HTTP/1.1", *told, b"", b""])
 
 
 def target_of(url: bytes) -> tuple[str, bytes] | None:

@@ -120,7 +120,9 @@ class Model:
 
     def __init__(self, data: bytes) -> None:
         self.whole, self.is_between, self.is_broken, self.is_last = 0, True, False, False
-        self.is_foreign = False  # of another version than 1.0 and 1.1, which uvicorn passes over
+        # Of another version than 1.0 and 1.1, or without one Host header, which uvicorn passes over.
+        self.is_foreign = False
+        self._hosts = 0
         self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(data)
@@ -130,11 +132,15 @@ class Model:
             self.is_broken = True
 
     def on_message_begin(self) -> None:
-        self.is_between = False
+        self.is_between, self._hosts = False, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._hosts += name.lower() == b"host"
 
     def on_headers_complete(self) -> None:
         version = self._parser.get_http_version()
-        self.is_foreign = self.is_foreign or version not in ("1.0", "1.1")
+        is_hosted = self._hosts == 1 or (self._hosts == 0 and version == "1.0")
+        self.is_foreign = self.is_foreign or version not in ("1.0", "1.1") or not is_hosted
         is_kept = self._parser.should_keep_alive() and version >= "1.1"
         self.is_last = self.is_last or not is_kept
 
@@ -164,7 +170,6 @@ SOUND = {
     "encoded path": b"GET /a%20b/%C3%A9 HTTP/1.1\r\nHost: g\r\n\r\n",
     "absolute target": b"GET http://h:1/a?b HTTP/1.1\r\nHost: g\r\n\r\n",
     "fragment": b"GET /a?b#c HTTP/1.1\r\nHost: g\r\n\r\n",
-    "no host": b"GET / HTTP/1.1\r\n\r\n",
     "blank lines before": b"\r\n\r\nGET /a HTTP/1.1\r\nHost: g\r\n\r\n",
     "options": b"OPTIONS /a HTTP/1.1\r\nHost: g\r\n\r\n",
     "post": post(b"/a", b"abc"),
@@ -189,7 +194,6 @@ SOUND = {
     "early": post(b"/early", b"abc"),
     "too large": post(b"/a", b"x" * (LIMIT_BYTES + 1)),
     "too large, in chunks": chunked(*[b"y" * 4_000] * 6),
-    "another protocol offered": post(b"/a", b"abc", b"Connection: upgrade, close", b"Upgrade: h2c"),
 }
 
 
@@ -280,10 +284,11 @@ FOREIGN = {
     b"POST /a RTSP/1.0\r\nHost: g\r\nContent-Length: 3\r\n\r\nabc": 400,
     b"GET /a RTSP/1.0\r\nHost: g\r\nConnection: keep-alive\r\n\r\n": 400,
     b"SOURCE /a ICE/1.0\r\nHost: g\r\n\r\n": 400,
-    b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n": 501,
-    b"POST /a HTTP/1.1\r\nTransfer-Encoding: x\r\ntransfer-encoding: Chunked\r\n\r\n0\r\n\r\n": 501,
-    b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc": 400,  # where it ends is not known
-    b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n": 400,
+    b"POST /a HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n": 501,
+    b"POST /a HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: x\r\ntransfer-encoding: Chunked\r\n\r\n"
+    b"0\r\n\r\n": 501,
+    b"POST /a HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: gzip\r\n\r\nabc": 400,  # where it ends is not known
+    b"POST /a HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n": 400,
 }
 
 
@@ -298,10 +303,75 @@ def test_other_versions_protocols_and_codings_are_refused_by_their_names_and_end
                     answers = await talk(port, SOUND["post"] + message[:at], message[at:] + LAST)
                     assert [answer[0] for answer in answers] == [200, status], (message, at)
             # what only reads like them is served
-            plain = b"POST /a HTTP/1.1\r\nTransfer-Encoding: , CHUNKED\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+            plain = (
+                b"POST /a HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: , CHUNKED\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+            )
             old = post(b"/a", b"GET /b RTSP/1.0").replace(b"HTTP/1.1", b"HTTP/1.0")
             for message in (plain + LAST, old):
                 assert {status for status, _ in await talk(port, message)} == {200}
+
+    run(story)
+
+
+def test_a_request_names_one_host(tmp_path: Path) -> None:
+    # RFC 9112, 3.2: 400 for none in HTTP/1.1 and for several in any version
+    none, one, two = b"", b"Host: g\r\n", b"Host: g\r\nHOST: g\r\n"
+    statuses = {(b"1.1", none): 400, (b"1.1", one): 200, (b"1.1", two): 400}
+    statuses |= {(b"1.0", none): 200, (b"1.0", one): 200, (b"1.0", two): 400}
+
+    async def story() -> None:
+        async with ours(tmp_path) as port:
+            for (version, host), status in statuses.items():
+                said = b"POST /a HTTP/%s\r\n%sContent-Length: 3\r\n\r\nabc" % (version, host)
+                answers = await talk(port, said + LAST)
+                after = [200] if (version, status) == (b"1.1", 200) else []
+                assert [answer[0] for answer in answers] == [status, *after], said
+
+    run(story)
+
+
+#: What the JDK's HttpClient sends with each request over a plain connection.
+H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAAAAIAAAAB")
+
+
+def test_the_body_behind_an_offer_of_another_protocol_is_read(tmp_path: Path) -> None:
+    # Seen in public at vllm-project/vllm#57203 and Kludex/uvicorn#2722: every such request lost its body.
+    plain = {"length": post(b"/a", b"abc"), "chunked": chunked(b"abc", b"d" * 30)}
+    plain["two"] = post(b"/a", b"abc") + post(b"/b", b"de")
+    lines = b"".join(line + b"\r\n" for line in H2C)
+
+    async def story() -> None:
+        async with ours(tmp_path) as port:
+            for name, message in plain.items():
+                wanted = await talk(port, message + LAST)
+                said = message.replace(b"Host: g\r\n", b"Host: g\r\n" + lines) + LAST
+                assert await talk(port, said) == wanted, name
+                for at in range(1, len(said), 3):
+                    assert await talk(port, said[:at], said[at:]) == wanted, (name, at)
+                assert await talk(port, *(said[at : at + 1] for at in range(len(said)))) == wanted, name
+            closes = post(b"/a", b"abc", b"Connection: close", *H2C)
+            assert [status for status, _ in await talk(port, closes)] == [200]
+            many = post(b"/a", b"abc", *H2C) * 300 + LAST  # in one packet
+            assert [status for status, _ in await talk(port, many)] == [200] * 301
+
+    run(story)
+
+
+def test_what_follows_an_offer_is_parsed_as_strictly(tmp_path: Path) -> None:
+    offer = post(b"/a", b"abc", *H2C)
+
+    async def story() -> None:
+        async with ours(tmp_path) as port:
+            for name, message in BAD.items():
+                answers = await talk(port, offer + message + LAST)
+                assert [status for status, _ in answers] == [200, 400], name
+            broken = chunked(b"abc", ending=b"zz\r\n").replace(
+                b"Host: g", b"Host: g\r\n" + b"\r\n".join(H2C)
+            )
+            assert [status for status, _ in await talk(port, broken + LAST)] == [400]
+            # Without a body, what follows is of the other protocol: nothing of it is answered.
+            bare = b"GET /a HTTP/1.1\r\nHost: g\r\n" + b"\r\n".join(H2C) + b"\r\n\r\n"
+            assert [status for status, _ in await talk(port, bare + LAST)] == [200]
 
     run(story)
 
@@ -406,7 +476,7 @@ def test_a_client_that_still_sends_reads_its_refusal(tmp_path: Path) -> None:
     async def story() -> None:
         async with ours(tmp_path) as port:
             for _ in range(5):
-                said = b"POST /early HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n"
+                said = b"POST /early HTTP/1.1\r\nHost: g\r\nContent-Length: 5000000\r\n\r\n"
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(said)
                 found = Reader()
