@@ -33,7 +33,9 @@ def budgets(as_text: bool) -> None:
 
 
 def _show(report: BudgetReport) -> None:
-    upto = "nothing is counted" if report.counted_to is None else f"{report.counted_to:%Y-%m-%d %H:%M:%S}Z"
+    upto = (
+        "nothing is counted" if report.counted_to is None else f"{report.counted_to:%Y-%m-%d %H:%M:%S} UTC"
+    )
     click.echo(f"{report.month.name} ({report.month.zone}), node time counted to {upto}")
     for budget in report.budgets:
         _one(budget, is_counted=report.counted_to is not None)

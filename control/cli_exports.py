@@ -49,8 +49,10 @@ def list_exports() -> None:
 
 def _line(each: book.Delivery) -> str:
     if each.state == "delivered" and each.delivered_at is not None:
-        return f"{each.destination}  {each.file_name}  dropped {each.delivered_at:%Y-%m-%d %H:%M}Z"
-    tries = f"{each.attempts} tries" + (f", next {each.next_at:%H:%M}Z" if each.state == "pending" else "")
+        return f"{each.destination}  {each.file_name}  dropped {each.delivered_at:%Y-%m-%d %H:%M} UTC"
+    tries = f"{each.attempts} tries" + (
+        f", next {each.next_at:%H:%M} UTC" if each.state == "pending" else ""
+    )
     return f"{each.destination}  {each.what}  {each.state.replace('_', ' ')}, {tries}" + (
         f": {each.error}" if each.error else ""
     )

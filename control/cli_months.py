@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import click
@@ -77,14 +78,19 @@ def show(month: str) -> None:
     for each in late_time:
         click.echo(
             f"late: {each.change_s / 3600:+,.4f} node-hours of {each.node} in {each.pool} "
-            f"({each.price_class}), {each.first:%Y-%m-%d %H:%M}Z to {each.last + QUARTER:%Y-%m-%d %H:%M}Z, "
-            f"received {each.received_at:%Y-%m-%d %H:%M}Z"
+            f"({each.price_class}), {_stamp(each.first)} to {_stamp(each.last + QUARTER)}, "
+            f"received {_stamp(each.received_at)}"
         )
     for record in late:
         click.echo(
             f"late: {record.gateway} {record.spool} {record.seq} of {record.tenant}, "
-            f"finished {record.finished_at:%Y-%m-%d %H:%M}Z, received {record.received_at:%Y-%m-%d %H:%M}Z"
+            f"finished {_stamp(record.finished_at)}, received {_stamp(record.received_at)}"
         )
+
+
+def _stamp(at: datetime) -> str:
+    """Return an instant of UTC as the checklist writes it: "2026-11-09 06:15 UTC"."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _say(checks: Sequence[Check]) -> None:
@@ -144,7 +150,7 @@ def verify(month: str) -> None:
     click.echo(f"  seal       version {found.seal_version}: {about}")
     for change in changes:
         click.echo(
-            f"  key        {change.key_id} since {change.created_at:%Y-%m-%d %H:%M}Z "
+            f"  key        {change.key_id} since {_stamp(change.created_at)} "
             f"by {change.created_by}, in place of {change.replaces or 'none'}: {change.reason}"
         )
     if not found.holds:

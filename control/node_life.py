@@ -91,9 +91,9 @@ def _require_span(session: Session, start: datetime, end: datetime) -> None:
         )
     counted = session.scalar(select(func.max(NodeQuarterRow.last_seen_at)))
     if counted is None or end > counted:
-        upto = "nothing" if counted is None else f"{counted:%Y-%m-%d %H:%M}Z"
+        upto = "nothing" if counted is None else f"{counted:%Y-%m-%d %H:%M} UTC"
         raise Conflict(
-            f"the ledger has not counted up to {end:%Y-%m-%d %H:%M}Z, only {upto}",
+            f"the ledger has not counted up to {end:%Y-%m-%d %H:%M} UTC, only {upto}",
             hint="Only time it has counted is corrected: end earlier, or wait",
         )
     closed = closed_months(session)

@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from control.budgets import TenantBudget
-from dashboard import theme
+from dashboard import money_axis, theme
 from dashboard.charts import Figure, rounded
 from fleet.months import Month
 
@@ -60,7 +60,7 @@ def month_path(
             "nticks": 10,
             "range": [_midnight(first), _midnight(last)],
         },
-        "yaxis": {"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
+        "yaxis": {"rangemode": "tozero", **money_axis.axis(_all_usd(data, state.limit_usd))},
         "legend": {"orientation": "h", "y": -0.2, "x": 0, "yanchor": "top", "font": {"size": 10}},
         "hovermode": "x unified",
         "uirevision": f"budget {state.tenant}",
@@ -70,6 +70,11 @@ def month_path(
     for ratio in sorted({*thresholds, 1.0}):
         _mark(layout, float(state.limit_usd) * ratio, ratio)
     return Figure({"data": data, "layout": layout}, _summary(budget, is_counted=is_counted), _HEIGHT_PX)
+
+
+def _all_usd(data: Sequence[Mapping[str, Any]], limit_usd: Decimal) -> list[float | None]:
+    """Return every amount that is drawn, the budget's line included."""
+    return [float(limit_usd), *(usd for trace in data for usd in trace["y"])]
 
 
 def _running(by_day: Mapping[date, Decimal], days: Sequence[date]) -> list[float]:
@@ -90,7 +95,7 @@ def _line(
         "x": list(at),
         "y": [rounded(value) for value in usd],
         "line": {"color": colour, "width": width, "dash": dash},
-        "hovertemplate": "$%{y:,.0f}<extra>" + name + "</extra>",
+        "hovertemplate": f"$%{{y:{money_axis.form(money_axis.digits(usd))}}}<extra>{name}</extra>",
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, time, timedelta
 from typing import Any
 
-from dashboard import theme
+from dashboard import money_axis, theme
 from dashboard.charts import Figure, rounded
 from fleet.day_totals import DayTotals
 
@@ -59,7 +59,7 @@ def days_chart(found: DayTotals) -> Figure:
             "y": 0.98,
         },
         "xaxis": {"type": "date", "tickformat": "%-d %b", **_span(found)},
-        "yaxis": {"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
+        "yaxis": {"rangemode": "tozero", **money_axis.axis(float(day.total_usd) for day in found.days)},
         "legend": {"orientation": "h", "y": 1.0, "x": 1, "xanchor": "right", "yanchor": "bottom"},
         "hovermode": "x unified",
         "uirevision": f"days of {found.start:%Y-%m}",

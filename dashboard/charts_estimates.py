@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dashboard import theme, words
+from dashboard import money_axis, theme, words
 from dashboard.charts import Figure, rounded
 from fleet.comparison import Comparison
 from fleet.comparison_sensitivity import Axis, Sensitivity
@@ -63,7 +63,7 @@ def cost_and_refusals(compared: Comparison) -> Figure:
         "USD a month",
         360,
         xaxis={"rangemode": "tozero"},
-        yaxis={"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
+        yaxis={"rangemode": "tozero", **money_axis.axis(o.cost_usd for o in compared.outcomes)},
     )
     said = "; ".join(
         f"{o.name}: ${o.cost_usd:,.0f}, {percent(o.stand.missed / o.month.offered, 2)} missed"
@@ -125,7 +125,7 @@ def price_of_a_refusal(compared: Comparison, refusal_usd: float) -> Figure:
         "USD a month",
         360,
         xaxis={"type": "log", "tickvals": [0.01, 0.1, 1, 10, 100]},
-        yaxis={"range": [0.8 * least, top], "tickprefix": "$", "tickformat": ",.0f"},
+        yaxis={"range": [0.8 * least, top], **money_axis.axis([top], least=0.8 * least)},
         hovermode="x unified",
     )
     if refusal_usd > 0:
@@ -209,7 +209,7 @@ def sensitivity(found: Sensitivity, names: Sequence[str], value: float | None) -
         title,
         "USD a month, with refusals",
         320,
-        yaxis={"rangemode": "tozero", "tickprefix": "$", "tickformat": ",.0f"},
+        yaxis={"rangemode": "tozero", **money_axis.axis(usd for trace in data for usd in trace["y"])},
         hovermode="x unified",
         showlegend=False,
     )

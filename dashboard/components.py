@@ -146,18 +146,25 @@ def table(
     height: Any = "content",
     is_wrapped: bool = False,
     more: Collection[str] = (),
+    remarks: Collection[str] = (),
 ) -> None:
     """Draw a table of columns, in the order of `columns`. Lists are their values, in the order of the rows.
 
     `is_wrapped` gives each row three lines for what does not fit into one. Columns in `more` are shown on
     demand: the others fit a window of 1440 pixels, and those that matter come first, for one of 800.
+    Columns in `remarks` are left out while none of their values says anything.
     """
+    silent = {name for name in remarks if not any(rows.get(name, ()))}
     with st.container(key=f"table_{key}", gap="xxsmall"):
         is_all = not more or st.toggle("All columns", key=f"{key}_all")
         st.dataframe(
             rows,
             column_config=columns,
-            column_order=[name for name in columns if name in rows and (is_all or name not in more)],
+            column_order=[
+                name
+                for name in columns
+                if name in rows and name not in silent and (is_all or name not in more)
+            ],
             hide_index=True,
             key=key,
             height=height,
@@ -185,6 +192,7 @@ def style() -> None:
         # narrow windows: the menu and the edges give their room to tables
         "@media(max-width:64rem){[data-testid=stSidebar][data-collapsed=false]{width:11.5rem!important;"
         "min-width:11.5rem!important}.stMainBlockContainer{padding:0 1rem 3rem!important}}"
+        ".stMarkdownBadge{white-space:normal!important;overflow:visible!important}"  # never cut off
         "h1{font-size:1.35rem!important;padding:0 0 .4rem 0!important}"
         "h3{font-size:1.05rem!important}</style>"
     )

@@ -1,6 +1,7 @@
-"""The table in which strategies are changed. Kept in the comparison's document.
+"""The table in which strategies are changed, some columns at a time. Kept in the comparison's document.
 
-Prevents: a change that is lost with the page, and a wrong cell that empties the table.
+Prevents: a change that is lost with the page or with the columns chosen, and a wrong cell that empties the
+table.
 """
 
 from __future__ import annotations
@@ -10,50 +11,78 @@ from typing import Any
 import streamlit as st
 
 from dashboard import comparison_inputs, components, data_estimates
-from dashboard.strategy_rows import COLUMNS, SCALERS, rows_of, strategies_of
+from dashboard.strategy_rows import GROUPS, SCALERS, rows_of, strategies_of
 from fleet.comparison import MAX_STRATEGIES
 from fleet.errors import InvalidInput
 
 column = st.column_config
 _COUNT: dict[str, Any] = {"min_value": 0, "max_value": 10_000, "step": 1}
+#: Widths leave room for the sign of an editable column beside its name.
 _LOOK: dict[str, Any] = {
-    "name": column.TextColumn("Name", required=True, max_chars=60, width="medium", pinned=True),
-    "nodes": column.NumberColumn("Nodes", required=True, help="At the start", **_COUNT),
-    "reserved": column.NumberColumn("Reserved", help="Of the nodes that never stop", **_COUNT),
+    "name": column.TextColumn("Name", required=True, max_chars=60, width=170, pinned=True),
+    "nodes": column.NumberColumn("Nodes", required=True, help="At the start", width=82, **_COUNT),
+    "reserved": column.NumberColumn("Reserved", help="Of the nodes that never stop", width=98, **_COUNT),
     "wait": column.NumberColumn(
-        "Longest wait, s", min_value=0, help="Who would wait longer is refused. Empty: nobody is"
+        "Longest wait, s", min_value=0, help="Who would wait longer is refused. Empty: nobody is", width=135
     ),
-    "scaler": column.SelectboxColumn("Autoscaler", options=list(SCALERS), required=True, default="none"),
-    "least": column.NumberColumn("Least", **_COUNT),
-    "most": column.NumberColumn("Most", **_COUNT),
-    "rho": column.NumberColumn("Target rho", min_value=0.01, max_value=10.0, format="%.2f"),
-    "cold": column.NumberColumn("Cold start, s", min_value=0, max_value=86_400),
-    "plan": column.TextColumn("Plan", help="If scheduled: hours and nodes, as 0-8: 4, 8-22: 7, 22-24: 4"),
-    "spot": column.NumberColumn("Spot nodes", **_COUNT),
-    "spot price": column.NumberColumn("Spot USD/h", min_value=0, format="%.2f"),
-    "warm": column.NumberColumn("Spot warm, s", min_value=0, max_value=86_400),
+    "scaler": column.SelectboxColumn("Autoscaler", options=list(SCALERS), default="none", width=112),
+    "least": column.NumberColumn("Least", help="Nodes", width=76, **_COUNT),
+    "most": column.NumberColumn("Most", help="Nodes", width=74, **_COUNT),
+    "rho": column.NumberColumn("Target rho", min_value=0.01, max_value=10.0, format="%.2f", width=105),
+    "cold": column.NumberColumn("Cold start, s", min_value=0, max_value=86_400, width=122),
+    "plan": column.TextColumn(
+        "Plan", help="If scheduled: hours and nodes, as 0-8: 4, 8-22: 7, 22-24: 4", width=240
+    ),
+    "spot": column.NumberColumn("Spot nodes", width=110, **_COUNT),
+    "spot price": column.NumberColumn("Spot USD/h", min_value=0, format="%.2f", width=112),
+    "warm": column.NumberColumn("Spot warm, s", min_value=0, max_value=86_400, width=122),
     "taken": column.NumberColumn(
-        "Taken away after, h", min_value=0.01, help="Each spot node is interrupted after running so long"
+        "Taken away after, h",
+        min_value=0.01,
+        help="Each spot node is interrupted after running so long",
+        width=165,
     ),
 }
+_GROUP, _READ = "strategies_group", "strategies_read"
+
+
+def _regrouped() -> None:
+    """Begin the table anew from what was compared last; stay where a row of it could not be."""
+    shown, read = st.session_state.get("strategies_shown"), st.session_state.get(_READ)
+    if read is not None and read == comparison_inputs.document().get("strategies"):
+        st.session_state["strategies_version"] += 1
+    else:
+        st.session_state[_GROUP] = shown
+        st.toast("Mend or remove the row that cannot be compared first", icon=":material/edit_off:")
 
 
 def edited(document: dict[str, Any]) -> dict[str, Any]:
     """Draw the table and return the document with what it holds. Raises InvalidInput with the row."""
     before = document["strategies"]
     version = st.session_state.setdefault("strategies_version", 0)
-    start = st.session_state.get("strategies_start")
-    if start is None or start[0] != version:
-        start = (version, before)  # the table keeps its own edits of what it began with
-        st.session_state["strategies_start"] = start
+    table = f"strategies_{version}"
+    if table not in st.session_state or "strategies_start" not in st.session_state:
+        st.session_state["strategies_start"] = before  # the table keeps its own edits of what it began with
+    start = st.session_state["strategies_start"]
+    group = st.segmented_control(
+        "Columns",
+        list(GROUPS),
+        default=next(iter(GROUPS)),
+        required=True,
+        key=_GROUP,
+        on_change=_regrouped,
+        label_visibility="collapsed",
+    )
+    st.session_state["strategies_shown"] = group
+    st.session_state[_READ] = None  # until every row could be read
     rows = st.data_editor(
-        _records(rows_of(start[1])),
+        _records(rows_of(start)),
         column_config=_LOOK,
-        column_order=COLUMNS,
+        column_order=GROUPS[group],
         num_rows="dynamic",
         hide_index=True,
         placeholder="",
-        key=f"strategies_{version}",
+        key=table,
     )
     left, right = components.two()
     if left.button(
@@ -66,8 +95,9 @@ def edited(document: dict[str, Any]) -> dict[str, Any]:
         st.rerun()
     if len(rows) > MAX_STRATEGIES:
         raise InvalidInput(f"{len(rows)} strategies", field="strategies", hint=f"At most {MAX_STRATEGIES}")
-    found = strategies_of(rows, start[1])
-    if found != [dict(one) for one in start[1]]:
+    found = strategies_of(rows, start)
+    st.session_state[_READ] = found
+    if found != [dict(one) for one in start]:
         st.session_state["comparison_chosen"] = True
     names = [one["name"] for one in found]
     kept = document["baseline"] if document["baseline"] in names else (names or [""])[0]

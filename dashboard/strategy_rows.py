@@ -30,6 +30,12 @@ COLUMNS = (
     "warm",
     "taken",
 )
+#: What is shown at a time: all columns together are wider than a window.
+GROUPS = {
+    "Nodes": ("name", "nodes", "reserved", "wait", "spot"),
+    "Autoscaler": ("name", "nodes", "scaler", "least", "most", "rho", "cold", "plan"),
+    "Spot burst pool": ("name", "nodes", "spot", "spot price", "warm", "taken"),
+}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*-\s*(\d+(?:\.\d+)?)\s*:\s*(\d+)\s*")
 
 

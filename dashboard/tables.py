@@ -67,6 +67,8 @@ RHO: dict[str, Any] = {
 RHO_MORE = ("5 min", "backlog", "worst", "higher", "own limits")
 TRAFFIC_MORE = ("admitted", "refused")
 NODES_MORE = ("pool", "kv bar")
+#: Shown only where some row has something to say in them.
+NODES_REMARKS = ("why", "flags", "last problem")
 LIMITS: dict[str, Any] = {
     "limit": column.TextColumn("Limit", width=200),
     "rho": column.NumberColumn("rho", format="%.2f", width=70),

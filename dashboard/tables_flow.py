@@ -32,14 +32,14 @@ STAGES: dict[str, Any] = {
     "share": _figure("of L", "The residual as part of L", width=60),
 }
 TAILS: dict[str, Any] = {
-    "of": column.TextColumn("Time", width=105),
-    "quantile": column.TextColumn("Percentile", width=75),
-    "time": _figure("W at it", "The bucket it lies in is the honest interval", width=120),
+    "of": column.TextColumn("Time", width=88),
+    "quantile": column.TextColumn("Quantile", width=70),
+    "time": _figure("W at it", "The bucket it lies in is the honest interval", width=100),
     "budget": _figure(
-        "Places", "lambda W: needed if every request took this long. No percentile of L", width=80
+        "Places", "lambda W: needed if every request took this long. No percentile of L", width=112
     ),
-    "held": _figure("Slowest hold", "Places held on average by the requests slower than this", width=95),
-    "share": _figure("of all places", "What part of the places those slowest requests hold", width=100),
+    "held": _figure("Slowest hold", "Places held on average by the requests slower than this", width=118),
+    "share": _figure("of all places", "What part of the places those slowest requests hold", width=94),
 }
 SUBJECTS: dict[str, Any] = {
     "subject": column.LinkColumn("Queue", display_text=r"subject=(.+)$", width=150),

@@ -47,6 +47,7 @@ class Notice:
 
 FLEET_PAGE = "app_pages/fleet.py"
 ALERTS_PAGE = "app_pages/alerts.py"
+DIAGNOSIS_PAGE = "app_pages/diagnosis.py"
 NODE_PAGE = "app_pages/node.py"
 POLICY_PAGE = "app_pages/policy.py"
 ROLLOUT_PAGE = "app_pages/rollout.py"

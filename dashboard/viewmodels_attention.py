@@ -28,6 +28,7 @@ from dashboard.viewmodels import (
 )
 from dashboard.viewmodels_ejected import ejected, notices
 from dashboard.viewmodels_fleet import ALERTS_SHOWN, REFUSED_ACT, refused_share, why_refused
+from dashboard.viewmodels_overload import overload
 from dashboard.words import Tone
 from fleet.alert_rules import NODE_SILENT
 
@@ -36,7 +37,7 @@ NAMED = 4
 
 
 def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
-    """Return what wants attention, worst first: alerts, silent and stale nodes, gateways not converged."""
+    """Return what wants attention, worst first: an overload, alerts, lost nodes, gateways not converged."""
     found = _alerts(now.alerts, at, zone)
     stopped = controller_stopped(now, at, zone)
     if stopped is not None:  # then nodes and gateways are not to blame for being out of date
@@ -48,6 +49,9 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
                 for n in found
             ),
         ]
+    asked = overload(now)
+    if asked is not None:  # before its consequences, most of which open alerts of their own
+        found.insert(0, asked)
     covered = {a.subject for a in now.alerts if a.rule == NODE_SILENT}
     found += [
         _lost_node(n, at, zone)

@@ -108,7 +108,10 @@ def _ordered(names: Mapping[str, Any]) -> list[str]:
 def notice_lines(compared: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return each case's title and what whom changes against the first case."""
     return [
-        (f"{one['case']} against {one['against']}", list(one["lines"]) or ["nobody would notice"])
+        (
+            f"{one['case']} against {one['against']}",
+            [words.tier(line) for line in one["lines"]] or ["nobody would notice"],
+        )
         for one in compared["notices"]
     ]
 

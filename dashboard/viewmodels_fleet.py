@@ -187,8 +187,7 @@ def _queued(now: FleetNow) -> Card:
         for g in now.gateways
         if g.queues is not None and g.condition not in NOT_HEARD
     ]
-    health = now.health
-    engines = health.waiting if health is not None and not health.is_stale else None
+    engines = _waiting_in_engines(now.nodes)
     is_whole = engines is not None and len(gates) == len(now.gateways)
     if not gates and engines is None:
         return Card("Queued now", UNKNOWN, "not known", "unknown", "neither gateways nor engines said")
@@ -199,6 +198,16 @@ def _queued(now: FleetNow) -> Card:
     if not is_whole:
         tone, word = "unknown", "partial"
     return Card("Queued now", ("" if is_whole else "\u2265 ") + words.count(total), word, tone, note)
+
+
+def _waiting_in_engines(nodes: Sequence[NodeRowView]) -> int | None:
+    """Return what waits in the engines of fresh nodes; None unless there are some and each said it.
+
+    The fleet's own figure will not do: it holds the gateways' queues as well.
+    """
+    said = [n.waiting for n in nodes if n.freshness is Freshness.FRESH]
+    known = [waiting for waiting in said if waiting is not None]
+    return sum(known) if said and len(known) == len(said) else None
 
 
 def _kv(nodes: Sequence[NodeRowView]) -> Card:

@@ -104,6 +104,8 @@ def _time(detail: dict[str, Any], view: HealthView) -> str | None:
     if view.is_stale:
         return None
     if detail.get("time_to_saturation_s") is not None:
+        if detail["time_to_saturation_s"] <= 0:
+            return "saturated already"
         return f"saturated in {words.seconds(detail['time_to_saturation_s'])}"
     if detail.get("time_to_drain_s"):
         return f"drained in {words.seconds(detail['time_to_drain_s'])}"

@@ -288,7 +288,7 @@ def test_late_node_time_is_seen_in_every_file_and_on_the_command_line(
         assert ended.value.code == 0, said.err
         return said.out
 
-    assert "late: +2.0000 node-hours of n2 in a (on_demand), 2026-02-01 02:00Z" in run("show", "2026-02")
+    assert "late: +2.0000 node-hours of n2 in a (on_demand), 2026-02-01 02:00 UTC" in run("show", "2026-02")
     assert "of 2026-02, nobody: 56.00 USD, late node time: idle" in run("show", "2026-03")
     life = ("--from", "2026-02-01T02:00Z", "--to", "2026-02-01T03:00Z", "--reason", "was off")
     assert "-1.0000 node-hours" in run("node-time", "n2", "--down", *life)
