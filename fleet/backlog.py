@@ -11,7 +11,7 @@ from __future__ import annotations
 from fleet.budget import NodeBudget, Pool
 from fleet.fairflows import Lane
 from fleet.fairqueue import FairQueue
-from fleet.lines import Lines
+from fleet.lines import Line, Lines
 from fleet.offers import Ticket
 from fleet.outcomes import Tier
 from fleet.placement import Placement
@@ -41,6 +41,16 @@ class Backlog:
         bound = {one.name for one in policy.admission.size_classes if one.pool is not None}
         self._lines.apply(self._placement.pools, bound)
         self._pools = list({id(pool): pool for pool in self._placement.pools.values()}.values())
+
+    def stranded(self) -> list[Ticket]:
+        """Return what waits though no listed node takes new requests of its kind, by age.
+
+        A node that is unhealthy or out may come back; one that drains or is not listed was taken away.
+        """
+        lost = {line for line in self._lines if line.requests and not _is_served(line)}
+        tiers = {line.tier for line in lost}
+        found = [one for tier in tiers for one in self.queue.newest_first(tier) if one.line in lost]
+        return sorted(found, key=_number)
 
     def place(self, ticket: Ticket, now_s: float) -> NodeBudget | None:
         """Return the node a request could start on now; None when none has room."""
@@ -265,3 +275,11 @@ class Backlog:
         if rate is None:
             return None
         return (ticket.line.model.tokens + ticket.tokens) / rate
+
+
+def _is_served(line: Line) -> bool:
+    return any(book.target is not None and not book.target.draining for book in line.pool or ())
+
+
+def _number(ticket: Ticket) -> int:
+    return ticket.ticket_id

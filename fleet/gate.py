@@ -36,7 +36,6 @@ from fleet.offers import (
     Evicted,
     Holding,
     Lease,
-    Limit,
     NodeState,
     Queued,
     Refused,
@@ -94,7 +93,8 @@ class Gate:
         """Put an assignment in force. Whether it is newer is the caller's question.
 
         Changes no bucket level (but for clamping to a smaller burst), no lease and no place in the
-        queue: a push mints no capacity. Nodes that vanish keep their leases until released.
+        queue: a push mints no capacity. Nodes that vanish keep their leases until released; what waits
+        and has no node left in the assignment leaves with the next `poll`, as NO_NODES.
         """
         policy = assignment.policy
         self._entry.apply(policy)
@@ -105,6 +105,8 @@ class Gate:
         self._placement.apply(assignment)
         self._backlog.apply(policy)
         self.recalls.apply(policy)
+        for ticket in self._backlog.stranded():
+            self._events.append(self._evict(ticket, now_s))
         self._touch(now_s)
 
     def tokens_of(self, request: Request, tier: Tier) -> int:
@@ -192,17 +194,7 @@ class Gate:
         outlook = self._placement.outlook(ticket, now_s)
         if outlook is Outlook.LATER:
             return None
-        model = ticket.request.model
-        if outlook is Outlook.NO_NODES:
-            reason = f"no node takes {ticket.tier} requests for {model} now"
-            return self._refusals.refuse(Outcome.NO_NODES, reason)
-        largest = self._placement.largest_tokens(ticket)
-        reason = (
-            f"the request needs {ticket.tokens} tokens ({ticket.prompt_tokens} prompt, "
-            f"{ticket.output_tokens} output); the largest node budget for {model} is {largest}"
-        )
-        limit = Limit("node_tokens", largest, 0, ticket.tokens)
-        return self._refusals.refuse(Outcome.REJECTED_TOO_LARGE, reason, limit=limit)
+        return self._refusals.hopeless(ticket, outlook, self._placement.largest_tokens(ticket))
 
     def _enqueue(self, ticket: Ticket, now_s: float) -> Decision:
         refused = self._bounds.refusal(ticket, now_s)
@@ -285,12 +277,12 @@ class Gate:
         self._now_s = now_s
         events, self._events = self._events, []
         for ticket in self._queue.expired(now_s):
-            events.append(self._evict_late(ticket, now_s))
+            events.append(self._evict(ticket, now_s))
         if self._is_due or events:
             events += self._start_what_fits(now_s)
         return events
 
-    def _evict_late(self, ticket: Ticket, now_s: float) -> Evicted:
+    def _evict(self, ticket: Ticket, now_s: float) -> Evicted:
         self._leave(ticket, now_s)
         hopeless = self._hopeless(ticket, now_s)
         if hopeless is not None and hopeless.outcome is Outcome.NO_NODES:

@@ -10,6 +10,7 @@ import random
 
 from fleet.offers import Evicted, Limit, Refused, Ticket
 from fleet.outcomes import Outcome
+from fleet.placement import Outlook
 from fleet.policy import RetryAfter
 from fleet.retry_after import retry_after
 
@@ -74,6 +75,18 @@ class Refusals:
         elif base_s is not None:
             base_s /= max(0.5, 1 - self.bounds.jitter_ratio)
         return self.refuse(outcome, reason, base_s=base_s, limit=limit)
+
+    def hopeless(self, ticket: Ticket, outlook: Outlook, largest_tokens: int) -> Refused:
+        """Return the refusal of a request that no node can serve, however long it waits."""
+        model = ticket.request.model
+        if outlook is Outlook.NO_NODES:
+            return self.refuse(Outcome.NO_NODES, f"no node takes {ticket.tier} requests for {model} now")
+        reason = (
+            f"the request needs {ticket.tokens} tokens ({ticket.prompt_tokens} prompt, "
+            f"{ticket.output_tokens} output); the largest node budget for {model} is {largest_tokens}"
+        )
+        limit = Limit("node_tokens", largest_tokens, 0, ticket.tokens)
+        return self.refuse(Outcome.REJECTED_TOO_LARGE, reason, limit=limit)
 
     def evict(self, ticket: Ticket, outcome: Outcome, reason: str, base_s: float | None) -> Evicted:
         """Return an eviction."""

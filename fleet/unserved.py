@@ -1,8 +1,7 @@
 """Which requests a policy leaves without a node, although nodes hold their model.
 
 Pure. Tokens are counts. Nodes that drain or compute prompts only serve nobody here. Prevents: a size class
-bound to the pool of a model's only nodes, which has every other request of that model refused, and those
-that wait wait in vain.
+bound to the pool of a model's only nodes, which has every other request of that model refused.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _served(
 
 def _words(model: str, part: str, tiers: list[Tier], policy: Policy) -> str:
     who = "" if len(tiers) == len(TIERS) else " of " + " and ".join(tiers)
-    taken = "they are refused as no_nodes, and those that wait now wait to their timeout"
+    taken = "they are refused as no_nodes, those that wait now as well"
     if part:
         one = next(one for one in policy.admission.size_classes if one.name == part)
         return (

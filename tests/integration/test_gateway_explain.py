@@ -125,6 +125,38 @@ def test_a_request_that_waited_says_behind_whom_and_one_that_waits_that_it_is_in
     assert all(len(decision(gateway, request_id).attempts) == 1 for _, request_id in answers)
 
 
+def test_what_waits_for_a_model_whose_last_node_a_push_takes_is_answered_and_says_why(
+    gateway: GatewayProcess, engine: FakeEngine
+):
+    document = assignment([engine], generation=2)
+    document["nodes"][0]["max_num_seqs"] = 1
+    for tier in ("batch", "best_effort"):
+        document["policy"]["tiers"][tier]["queue_timeout_s"] = 600  # longer than anybody waits here
+    assert gateway.push(document).status_code == 200
+    with ThreadPoolExecutor(2) as pool:
+        batch = {"X-Rhodeck-Tier": "batch"}
+        running = pool.submit(ask, gateway, chat("tokens=400 pause=0.05"), **batch)
+        eventually(lambda: gateway.status()["in_flight_requests"] == 1)
+        waiting = pool.submit(ask, gateway, chat("tokens=1"), **batch)
+        eventually(lambda: gateway.status()["queues"]["batch"]["requests"] == 1)
+        lost = document | {"generation": 3, "nodes": [document["nodes"][0] | {"models": ["other"]}]}
+        assert gateway.push(lost).status_code == 200
+        status, request_id = waiting.result(120)
+        assert status == 503
+        assert running.result(120)[0] == 200  # what runs goes on
+    said = decision(gateway, request_id)
+    assert said.wait is not None
+    assert said.attempts == ()
+    assert said.ending is not None
+    assert said.ending.outcome is Outcome.NO_NODES
+    assert "no node takes batch requests for m-70b" in said.ending.reason
+    assert gateway.metric("rhodeck_gateway_requests_total", outcome="no_nodes", tier="batch") == 1
+    new_status, new_id = ask(gateway, chat("tokens=1"), **batch)
+    new = decision(gateway, new_id).ending
+    assert new is not None
+    assert (new_status, new.outcome, new.reason) == (status, said.ending.outcome, said.ending.reason)
+
+
 def test_a_request_inside_has_no_ending_yet(gateway: GatewayProcess):
     with (
         gateway.client() as client,

@@ -7,7 +7,7 @@ them after each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fleet.accounts import Account
 from fleet.budget import STALE_AFTER_S
@@ -67,11 +67,22 @@ def g4_who_is_next_is_passed_by_no_more_than_its_own_size(ticket: Ticket, passed
     assert passed_tokens <= ticket.tokens
 
 
-def g5_a_push_moves_nothing(before: GateSnapshot, after: GateSnapshot, burst_tokens: int) -> None:
-    """A push changes no lease, no place in a queue, and no bucket level but to clamp it."""
-    assert after.queues == before.queues
+def g5_a_push_moves_nothing(
+    before: GateSnapshot, after: GateSnapshot, burst_tokens: int, stranded: Collection[Ticket] = ()
+) -> None:
+    """A push changes no lease, no place in a queue, and no bucket level but to clamp it.
+
+    `stranded` lost their model's last node: they leave the queues and give back what they held.
+    """
     assert after.in_flight_requests == before.in_flight_requests
     assert after.in_flight_tokens_by_tier == before.in_flight_tokens_by_tier
+    if stranded:
+        for tier in TIERS:
+            left = [ticket.tokens for ticket in stranded if ticket.tier is tier]
+            had, has = before.queues[tier], after.queues[tier]
+            assert (has.requests, has.tokens) == (had.requests - len(left), had.tokens - sum(left))
+        return
+    assert after.queues == before.queues
     for name, use in after.tenants.items():
         had = before.tenants[name]
         assert (use.requests, use.tokens, use.queued_requests) == (
@@ -113,3 +124,8 @@ def g9_the_queue_keeps_its_bounds(snapshot: GateSnapshot, requests: int, tokens:
     """Right after a request joined, all queues together are within their bounds."""
     assert sum(queue.requests for queue in snapshot.queues.values()) <= requests
     assert sum(queue.tokens for queue in snapshot.queues.values()) <= tokens
+
+
+def g10_nothing_waits_for_what_no_listed_node_serves(waiting: Iterable[Ticket], served: set[str]) -> None:
+    """After a push and the poll that follows it nothing waits for a model that left with its last node."""
+    assert all(ticket.request.model in served for ticket in waiting)

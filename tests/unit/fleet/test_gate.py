@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-from gate_world import assignment, node, open_gate, request, state, tenant
+from gate_world import MODEL, assignment, node, open_gate, request, state, tenant
 
-from fleet.gate import Dispatch, Event, Evicted, Gate, Queued, Refused, Started
+from fleet.gate import Dispatch, Event, Evicted, Gate, Queued, Refused, Started, Ticket
 from fleet.outcomes import Outcome, Tier
 
 DONE = {"prompt_tokens": 100, "output_tokens": 900, "outcome": Outcome.COMPLETED}
@@ -401,6 +402,63 @@ def test_an_outage_while_waiting_ends_as_an_outage():
     (evicted,) = gate.poll(1.5)
     assert isinstance(evicted, Evicted)
     assert evicted.outcome is Outcome.NO_NODES
+
+
+def waiting_for(gate: Gate, model: str, count: int = 2) -> list[Ticket]:
+    """Fill n1 with 85 requests, and let `count` more wait for a model."""
+    for number in range(85):
+        assert isinstance(gate.offer(request(number), 0.0), Dispatch)
+    decisions = [gate.offer(request(90 + number, model=model), 0.1) for number in range(count)]
+    assert all(isinstance(one, Queued) for one in decisions)
+    return [one.ticket for one in decisions if isinstance(one, Queued)]
+
+
+@pytest.mark.parametrize("last", [{"models": [MODEL]}, {"models": [MODEL, "other"], "draining": True}])
+def test_a_push_that_takes_a_models_last_node_refuses_at_once_what_waits_for_it(last: dict[str, Any]):
+    gate = open_gate(assignment(nodes=[node("n1", models=[MODEL, "other"])]))
+    tickets = waiting_for(gate, "other")
+    gate.apply(assignment(nodes=[node("n1", **last), node("n2")], generation=2), 0.2)
+    assert gate.next_deadline_s() == 0.2
+    events = gate.poll(0.2)
+    assert [event.ticket for event in events] == tickets
+    new = gate.offer(request(99, model="other"), 0.2)
+    assert isinstance(new, Refused)
+    for event in events:
+        assert isinstance(event, Evicted)
+        assert (event.outcome, event.reason) == (new.outcome, new.reason)
+        assert event.outcome is Outcome.NO_NODES
+        assert not gate.cancel(event.ticket, 0.2)
+    snapshot = gate.snapshot(0.2)
+    assert snapshot.queues[Tier.INTERACTIVE].requests == 0
+    assert snapshot.tenants["acme"].tokens == 85 * 1_000  # what they held is given back
+    assert gate.next_deadline_s() is None
+
+
+def test_a_push_refuses_nobody_whose_node_is_only_unhealthy_or_whose_model_has_another():
+    both = [MODEL, "other"]
+    gate = open_gate(assignment(nodes=[node("n1", models=both)]))
+    waiting_for(gate, "other")
+    gate.observe([state("n1", 0.15, healthy=False)], 0.15)
+    gate.apply(assignment(nodes=[node("n1", models=both)], generation=2), 0.2)
+    assert gate.poll(0.2) == []
+    gate.apply(assignment(nodes=[node("n3", models=both)], generation=3), 0.3)  # not heard of yet
+    assert gate.poll(0.3) == []
+    gate.observe([state("n3", 0.4)], 0.4)
+    assert [event.node for event in gate.poll(0.4) if isinstance(event, Started)] == ["n3", "n3"]
+
+
+def test_a_push_that_leaves_a_tier_without_a_node_refuses_what_waits_in_that_tier_only():
+    gate = open_gate()
+    (first,) = waiting_for(gate, MODEL, 1)
+    batch = gate.offer(request(95, tier=Tier.BATCH), 0.1)
+    assert isinstance(batch, Queued)
+    spot = assignment(nodes=[node("s1", price_class="spot")], generation=2)  # batch may, interactive not
+    gate.apply(spot, 0.2)
+    (event,) = gate.poll(0.2)
+    assert (event.ticket, isinstance(event, Evicted)) == (first, True)
+    gate.observe([state("s1", 0.3)], 0.3)
+    (event,) = gate.poll(0.3)
+    assert (event.ticket, isinstance(event, Started)) == (batch.ticket, True)
 
 
 def test_an_unknown_model_has_no_nodes():

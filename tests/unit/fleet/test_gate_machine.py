@@ -26,6 +26,7 @@ from fleet.messages import Assignment
 from fleet.outcomes import SHED, TIERS, Outcome, Tier
 
 TENANTS = ("a", "b", "c")
+MODELS = ("llama", "adapter")
 TIMEOUT_S = {Tier.INTERACTIVE: 1.5, Tier.BATCH: 6.0, Tier.BEST_EFFORT: 8.0}
 CAPACITY = 20_000
 BUDGET = int(CAPACITY * 0.85)
@@ -43,6 +44,7 @@ def made(
     names: tuple[str, ...],
     quotas: str,
     requeues: int = 0,
+    models: tuple[str, ...] = MODELS,
 ) -> Assignment:
     """Return an assignment with small limits, so that every limit is met often."""
     limits = tenant(
@@ -60,7 +62,7 @@ def made(
     classes.append({"name": "short", "max_tokens": 2_000, "kv_share_ratio": 1.0})
     return assignment(
         {name: limits | {"weight": place + 1} for place, name in enumerate(TENANTS)},
-        nodes=[node(name, models=["llama", "adapter"]) for name in names],
+        nodes=[node(name, models=list(models)) for name in names],
         tiers=tiers,
         generation=generation,
         admission={"order": order, "size_classes": classes, "max_waiting_tokens": WAITING_TOKENS},
@@ -92,6 +94,7 @@ class GateMachine(RuleBasedStateMachine):
         self.names: tuple[str, ...] = ("n1", "n2")
         self.generation = 1
         self.requeues = 0
+        self.models = MODELS
         self.seen_at_s: dict[str, float] = {}
         refused = self.gate.offer(request(0, tenant="a"), self.now_s)
         assert isinstance(refused, Refused), "admitted before there was a policy"
@@ -111,6 +114,7 @@ class GateMachine(RuleBasedStateMachine):
             names=self.names,
             quotas=quotas,
             requeues=self.requeues,
+            models=self.models,
         )
 
     def _observe(self) -> None:
@@ -172,6 +176,8 @@ class GateMachine(RuleBasedStateMachine):
                 assert event.outcome in SHED
                 if event.outcome is Outcome.EVICTED_WAIT:
                     assert self.now_s >= ticket.deadline_s
+                if event.outcome is Outcome.NO_NODES and self.now_s < ticket.deadline_s:
+                    assert ticket.request.model not in self.models
                 self._end(ticket.request.request_id, event.outcome)
         self.polled_s = self.now_s
 
@@ -329,6 +335,7 @@ class GateMachine(RuleBasedStateMachine):
         names=st.sampled_from((("n1", "n2"), ("n2",), ("n1", "n2", "n3"))),
         quotas=st.sampled_from(("enforce", "enforce", "shadow", "off")),
         requeues=st.sampled_from((0, 1, MOST_REQUEUES)),
+        models=st.sampled_from((MODELS, MODELS, ("llama",))),
     )
     def push(
         self,
@@ -338,14 +345,18 @@ class GateMachine(RuleBasedStateMachine):
         names: tuple[str, ...],
         quotas: str,
         requeues: int,
+        models: tuple[str, ...],
     ) -> None:
-        self.requeues = requeues
+        self.requeues, self.models = requeues, models
         before = self.gate.snapshot(self.now_s)
         self.generation += 1
         self.names = names
+        waiting = [ticket for ticket in self.waiting.values() if ticket.is_waiting]
+        stranded = [ticket for ticket in waiting if ticket.request.model not in models]
         self.gate.apply(self._assignment(weights, burst, order, quotas), self.now_s)
-        oracles.g5_a_push_moves_nothing(before, self.gate.snapshot(self.now_s), burst)
+        oracles.g5_a_push_moves_nothing(before, self.gate.snapshot(self.now_s), burst, stranded)
         self._observe()
+        oracles.g10_nothing_waits_for_what_no_listed_node_serves(self.waiting.values(), set(models))
 
     @invariant()
     def a_step_is_counted(self) -> None:

@@ -34,7 +34,7 @@ def test_a_class_bound_to_a_models_only_nodes_leaves_its_other_requests_without_
     before, after = world(nodes=nodes), world(LONG | {"pool": "a"}, nodes=nodes)
     assert said(before, after) == [
         f"No node of {MODEL} takes requests outside the size classes bound to a: they are refused as "
-        "no_nodes, and those that wait now wait to their timeout."
+        "no_nodes, those that wait now as well."
     ]
     assert said(after, after) == []  # it was so already
     assert said(before, world(LONG | {"pool": "a"}, nodes=[*nodes, node("n3", pool="b")])) == []
