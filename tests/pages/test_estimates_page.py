@@ -243,3 +243,33 @@ def test_a_simulation_that_nobody_goes_on_with_says_so(empty: Show, dashboard_on
     assert [e.message for e in at.exception] == []
     assert "Nobody has simulated for 3.0 h" in said(at)
     assert "is `rhodeck control` running?" in said(at)
+
+
+def edited(at: AppTest, *, version: int, rows: dict[str, dict[str, Any]]) -> None:
+    """Type into the table of strategies."""
+    at.session_state[f"strategies_{version}"] = {
+        "edited_rows": rows,
+        "added_rows": [],
+        "deleted_rows": [2, 3, 4, 5],
+    }
+    at.run()
+    assert [e.message for e in at.exception] == []
+
+
+def test_edits_outlive_another_group_of_columns_and_a_visit_to_another_page(empty: Show) -> None:
+    at = empty("strategies")
+    edited(at, version=0, rows={"0": {"nodes": 12}})
+    at.segmented_control(key="strategies_group").set_value("Autoscaler").run()
+    assert column(at, "usd") == ["$241,920", "$100,800"]  # 12 x 28 x 720, and the 5 that admission needs
+    at.switch_page("app_pages/spend.py").run()
+    at.switch_page("app_pages/strategies.py").run()
+    assert column(at, "usd") == ["$241,920", "$100,800"]
+
+
+def test_a_row_that_cannot_be_compared_keeps_its_columns_in_sight(empty: Show) -> None:
+    at = empty("strategies")
+    edited(at, version=0, rows={"0": {"nodes": None}})
+    assert "row 1 says no 'nodes'" in said(at)
+    at.segmented_control(key="strategies_group").set_value("Autoscaler").run()
+    assert at.segmented_control(key="strategies_group").value == "Nodes"
+    assert "row 1 says no 'nodes'" in said(at)  # nothing typed was lost by trying
