@@ -7,7 +7,6 @@ and when to come back; and an engine's address or a traceback in an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -42,12 +41,14 @@ class Answer:
 
 
 def send_answer(
-    request: Inbound, answer: Answer, *, close: bool = False, more: Iterable[tuple[bytes, bytes]] = ()
+    request: Inbound, answer: Answer, *, close: bool = False, more: HeaderList | None = None
 ) -> None:
     """Send a whole answer with `more` headers; `close`: and close the connection behind it."""
     if close:
         request.keeps_alive = False
-    headers = ((b"content-type", answer.content_type), *answer.headers, *more)
+    headers: HeaderList = [(b"content-type", answer.content_type), *answer.headers]
+    if more is not None:
+        headers += more
     request.answer(answer.status, headers, answer.body)
 
 

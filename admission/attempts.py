@@ -36,7 +36,7 @@ class Attempts:
         The passage has ended when this returns.
         """
         avoid: tuple[str, ...] = ()
-        had = dict[str, NodeFailed]()  # by node that received it: how that ended
+        had: dict[str, NodeFailed] = {}  # by node that received it: how that ended
         if (counts := self._state.prompt_counts) is not None:
             passage.counted(await counts.tokens(passage.call), counts.basis)
         room, tries_left = self._state.room, self._state.settings.retries
@@ -52,6 +52,8 @@ class Attempts:
                 return self._failed(passage, had[decision.node])
             passage.dispatched(decision)
             try:
+                if room.recalls.is_safe(decision.lease):
+                    return await self._attempt(passage, decision, exchange)
                 return await self._guarded(passage, decision, exchange)
             except Recalled as recalled:  # compiled, a name holds one kind of exception in a function
                 passage.taken_back(str(recalled))
@@ -85,12 +87,12 @@ class Attempts:
     ) -> Awaitable[Answer | None]:
         """Attempt it, stopped where its room is taken back (Recalled)."""
         recalls = self._state.room.recalls
-        if recalls.is_safe(dispatch.lease):
-            return self._attempt(passage, dispatch, exchange)
         return recalls.guarded(dispatch.lease, lambda: self._attempt(passage, dispatch, exchange))
 
     async def _attempt(self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith) -> Answer | None:
-        refused = await self._link.prefills.run(passage, dispatch)
+        refused: Refused | None = None
+        if self._link.prefills.has_phases(passage, dispatch):
+            refused = await self._link.prefills.run(passage, dispatch)
         if refused is None:
             await exchange(passage, dispatch)
             return None

@@ -47,6 +47,7 @@ _EXTRA_KEY = "vllm_xargs"  # vLLM hands its members to the same place as `kv_tra
 _COUNTED_KEYS = ("model", "max_tokens", "max_completion_tokens", "n", "best_of", "stream", "messages",
                  "prompt", "input", "max_output_tokens", "instructions")  # fmt: skip
 _QUOTED_KEYS = {key: f'"{key}"'.encode() for key in _COUNTED_KEYS}
+_BACKSLASH = ord("\\")  # one byte is found ten times as fast as several
 _PLAIN_ESCAPED = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")  # _ and a to z
 
 
@@ -328,7 +329,7 @@ def _has_doubled_key(document: Mapping[str, Any], raw: bytes) -> bool:
     Inside JSON strings quotes are escaped, so only real keys match (or a text equal to the key's name). A
     key that was written with escapes may hide another: nobody else escapes plain letters.
     """
-    if b"\\u00" in raw and _PLAIN_ESCAPED.search(raw) is not None:
+    if _BACKSLASH in raw and b"\\u00" in raw and _PLAIN_ESCAPED.search(raw) is not None:
         return True
     for key in document:
         quoted = _QUOTED_KEYS.get(key)

@@ -58,15 +58,17 @@ class Prefills:
         self._may_retry = may_retry
         self._news: dict[Phase, asyncio.Event] = {}
 
+    def has_phases(self, passage: Passage, dispatch: Dispatch) -> bool:
+        """Say whether the dispatched node only decodes, so that the prompt must be computed elsewhere."""
+        passage.transfer = passage.prefill_node = None
+        target = self._nodes.target(dispatch.node)
+        return target is not None and target.role == "decode" and passage.call.endpoint in _IN_TWO_PHASES
+
     async def run(self, passage: Passage, dispatch: Dispatch) -> Refused | None:
-        """Compute the prompt elsewhere if the dispatched node only decodes; set `passage.transfer`.
+        """Compute the prompt on another node; set `passage.transfer`.
 
         Returns a refusal when no prefill node takes it in time. Raises PrefillFailed.
         """
-        passage.transfer = passage.prefill_node = None
-        target = self._nodes.target(dispatch.node)
-        if target is None or target.role != "decode" or passage.call.endpoint not in _IN_TWO_PHASES:
-            return None
         phases, lease = self._state.gate.phases, dispatch.lease
         failed: NodeFailed | None = None
         avoid: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from fleet.messages import Credential
 from fleet.outcomes import Tier
 from fleet.policy import Policy
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = list[tuple[bytes, bytes]]
 
 AUTHORIZATION = b"authorization"
 TIER_HEADER = b"x-rhodeck-tier"
@@ -88,9 +88,8 @@ def caller_of(headers: Headers, keys: KeyRing, policy: Policy) -> Caller:
     Raises Unauthenticated without a known key, Forbidden for a tenant the policy refuses (unlisted and
     no default), InvalidInput for doubled headers or a tier that does not exist.
     """
-    pairs = list(headers)
-    key = bearer(pairs).encode()
-    asked = single_header(pairs, TIER_HEADER)
+    key = bearer(headers).encode()
+    asked = single_header(headers, TIER_HEADER)
     short = hashlib.blake2b(key, digest_size=32).digest()  # half the time of sha256
     known = keys.callers.get((short, asked))
     if known is None:

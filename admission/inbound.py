@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -153,7 +153,7 @@ class Inbound:
 
     # -- the answer ---------------------------------------------------------------------------------
 
-    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    def answer(self, status: int, headers: HeaderList, body: bytes) -> None:
         """Send a whole answer. `headers` without a length. Raises ValueError for one with a line break."""
         lines = self._lines(headers)
         if not self.keeps_alive:
@@ -164,12 +164,12 @@ class Inbound:
             self._way.send(data)
         self._end()
 
-    def _lines(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    def _lines(self, headers: HeaderList) -> list[bytes]:
         lines = [name + b": " + value + b"\r\n" for name, value in headers]
         lines.append(self._way.date())
         return lines
 
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         """Begin an answer whose length is not known. Raises ValueError for a header with a line break."""
         lines = self._lines(headers)
         if self.is_old:

@@ -20,7 +20,7 @@ from admission.running_journal import RunningJournal
 from admission.sse import Usage
 from admission.trace_context import context_of
 from admission.tracing_form import SpanMaker, SpanSink
-from admission.usage_json import UsageForms, draft_json, record_json
+from admission.usage_json import UsageForms, draft_json, record_json, sent_json
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
 from fleet.clock import Clock
@@ -62,6 +62,7 @@ class Passage:
         self._counted_tokens: int | None = None
         self._is_queued = self._waits_again = False
         self._booked_tokens = 0
+        self._sent_json = b""  # of the last lease, once it was needed
         self.would_refuse: tuple[Limiter, ...] = ()
         self.lease: Lease | None = None
         self.usage: Usage | None = None
@@ -83,7 +84,7 @@ class Passage:
         ledger, caller, call = self._ledger, self.caller, self.call
         return Entry(
             self.request_id,
-            ledger.clock.now().timestamp(),
+            ledger.clock.unix_s(),
             self._arrived_s,
             caller.tenant,
             caller.key_id,
@@ -150,6 +151,7 @@ class Passage:
         self._booked_tokens = dispatch.lease.tokens
         metrics.held.tokens[self.flow] += self._booked_tokens
         self.lease = self._last_lease = dispatch.lease
+        self._sent_json = b""
         self._sent_s = self._ledger.clock.monotonic_s()
         self.entry.sent(dispatch.lease, self._sent_s)
         if self._waits_again:
@@ -195,10 +197,10 @@ class Passage:
     def sending(self) -> None:
         """Note, on disk too, that the request goes to an engine now."""
         self._answering_since_s = self._ledger.clock.monotonic_s()
-        if self.lease is not None:
-            self._ledger.journal.begin_json(
-                self.request_id, self._draft(self.lease, self.lease.prompt_tokens)
-            )
+        lease = self.lease
+        if lease is not None:
+            draft = draft_json(self._as_sent(lease), lease.prompt_tokens, lease.tokens)
+            self._ledger.journal.begin_json(self.request_id, draft)
 
     def reached(self) -> None:
         """Note that the engine that answers has the request."""
@@ -232,8 +234,9 @@ class Passage:
         ledger.metrics.count_outcome(self.flow, outcome)
         self._leave_queue()
         lease = self._take_lease()
-        prompt, output = self._used(lease, used_nothing)
-        self._note_ending(outcome, prompt, output)
+        now_s = ledger.clock.monotonic_s()
+        prompt, output = self._used(lease, used_nothing, now_s - self._answering_since_s)
+        self._note_ending(outcome, prompt, output, now_s)
         if self.trace is not None:
             self.trace.ended()
         if lease is not None and outcome is Outcome.COMPLETED and self.usage:
@@ -252,12 +255,12 @@ class Passage:
             self._record(self._last_lease, outcome, prompt, output)
         ledger.journal.end(self.request_id, has_record=has_record)
 
-    def _note_ending(self, outcome: Outcome, prompt: int, output: int) -> None:
+    def _note_ending(self, outcome: Outcome, prompt: int, output: int, now_s: float) -> None:
         entry = self.entry
         entry.outcome, entry.ttft_s = outcome, self.ttft_s
         entry.used_prompt, entry.used_output = prompt, output
         entry.is_exact = self.usage is not None
-        entry.ended_s = self._ledger.clock.monotonic_s()
+        entry.ended_s = now_s
 
     def _leave_queue(self) -> None:
         if self._is_queued:
@@ -271,10 +274,9 @@ class Passage:
             self._ledger.metrics.held.tokens[self.flow] -= self._booked_tokens
         return lease
 
-    def _used(self, lease: Lease | None, used_nothing: bool) -> tuple[int, int]:
+    def _used(self, lease: Lease | None, used_nothing: bool, engine_s: float) -> tuple[int, int]:
         """Return prompt and output tokens: counted by the engine, else by us, else estimated."""
         estimator, call = self._ledger.estimator, self.call
-        engine_s = self._ledger.clock.monotonic_s() - self._answering_since_s
         if self.usage is not None:
             estimator.learn(call.model, call.prompt, self.usage.prompt_tokens)
             estimator.learn_pace(call.model, self.usage.output_tokens, engine_s)
@@ -285,14 +287,21 @@ class Passage:
             return lease.prompt_tokens, self.events
         return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
 
-    def _draft(self, lease: Lease, prompt_tokens: int) -> bytes:
-        """Return the part of the usage record that is known before the answer."""
-        ledger, caller, call, node = self._ledger, self.caller, self.call, lease.node
-        names = ledger.forms.names(
-            caller.tenant, caller.key_id, call.model, call.endpoint, node, ledger.pool_of(node)
-        )
-        queued_s = self._queued_s or 0.0
-        return draft_json(names, self.request_id, lease.tier, prompt_tokens, lease.tokens, queued_s)
+    def _as_sent(self, lease: Lease) -> bytes:
+        """Return the part of the usage record that no answer changes (`sent_json`)."""
+        if not self._sent_json:
+            ledger, caller, call, node = self._ledger, self.caller, self.call, lease.node
+            names = ledger.forms.names(
+                caller.tenant,
+                caller.key_id,
+                call.model,
+                call.endpoint,
+                node,
+                ledger.pool_of(node),
+                lease.tier,
+            )
+            self._sent_json = sent_json(names, self.request_id, self._queued_s or 0.0)
+        return self._sent_json
 
     def _record(self, lease: Lease, outcome: Outcome, prompt: int, output: int) -> None:
         """Count the tokens and write the one usage record (`fleet.messages.UsageRecord`)."""
@@ -300,14 +309,16 @@ class Passage:
         ledger.metrics.count_tokens(self.flow, prompt, output)
         seq = ledger.spool.next_seq
         record = record_json(
-            self._draft(lease, prompt),
+            self._as_sent(lease),
+            prompt,
+            lease.tokens,
             seq,
             outcome,
             None if usage is None else usage.cached_tokens,
             output,
             usage is not None,
             self.ttft_s,
-            ledger.clock.monotonic_s() - self._sent_s,
-            ledger.clock.now().timestamp(),
+            self.entry.ended_s - self._sent_s,
+            ledger.clock.unix_s(),
         )
         ledger.spool.append_json(seq, record)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 
 from admission.answers import (
-    Answer,
     invalid_answer,
     outcome_answer,
     send_answer,
@@ -218,8 +217,9 @@ class Proxy:
         self._link.judged(passage, outcome)
         request.disarm()
         passage.finish(outcome, used_nothing=status >= 400)
-        kind = exchange.content_type.encode("ascii", "replace")
-        send_answer(request, Answer(status, body, tuple(passage.headers()), kind))
+        headers = passage.headers()
+        headers.append((b"content-type", exchange.content_type.encode("ascii", "replace")))
+        request.answer(status, headers, body)
 
     async def _relay_stream(self, passage: Passage, request: Inbound, exchange: Exchange) -> None:
         reader = reader_of(passage.call)
@@ -277,7 +277,10 @@ class Proxy:
 
 def _declared_length(request: Inbound) -> int:
     """Return the body's length as the head gives it (the parser has checked it); 0 when it does not."""
-    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)
+    for name, value in request.headers:
+        if name == b"content-length":
+            return int(value)
+    return 0
 
 
 def _ending(reader: Reader, failure: NodeFailed | None) -> tuple[Outcome, str]:

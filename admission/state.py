@@ -58,6 +58,8 @@ class GatewayState:
     siblings: Siblings | None = None  # of one of several processes
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     models: frozenset[str] = frozenset()
+    has_prefix_affinity: bool = False  # as the policy in force has it
+    passes_client_transfer: bool = False  # engines get the `kv_transfer_params` that clients send
     pools: dict[str, str] = field(default_factory=dict[str, str])
     adapters: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # by node
     _ledger: Ledger | None = None
@@ -68,9 +70,9 @@ class GatewayState:
     @property
     def ledger(self) -> Ledger:
         """Where endings are booked."""
-        revision = None if self.assignment is None else self.assignment.revision
-        if self._ledger is not None and self._ledger.revision == revision:
+        if self._ledger is not None:
             return self._ledger
+        revision = None if self.assignment is None else self.assignment.revision
         self._ledger = Ledger(
             self.clock,
             self.room,
@@ -90,16 +92,6 @@ class GatewayState:
         """Say whether requests are admitted: an assignment is in force and nobody asked to drain."""
         return self.assignment is not None and not self.is_draining
 
-    @property
-    def has_prefix_affinity(self) -> bool:
-        return self.assignment is not None and self.assignment.policy.routing.prefix_affinity
-
-    @property
-    def passes_client_transfer(self) -> bool:
-        """Say whether engines get the `kv_transfer_params` that clients send."""
-        held = self.assignment
-        return held is not None and held.policy.routing.client_kv_transfer_params == "pass"
-
     def pool_of(self, node: str) -> str:
         """Return the pool of a node; of one that left the fleet meanwhile, its last."""
         return self.pools.get(node, "")
@@ -110,7 +102,10 @@ class GatewayState:
 
     def adopt(self, assignment: Assignment, digest: str, *, is_from_disk: bool) -> None:
         """Put an assignment in force, whole."""
-        self.assignment = assignment
+        self.assignment, self._ledger = assignment, None
+        routing = assignment.policy.routing
+        self.has_prefix_affinity = routing.prefix_affinity
+        self.passes_client_transfer = routing.client_kv_transfer_params == "pass"
         self.digest = digest
         self.is_from_disk = is_from_disk
         self.keys = KeyRing(assignment.credentials)

@@ -27,6 +27,7 @@ __all__ = ["Exchange", "NodeFailed", "Overdue", "Page", "Upstream"]
 KEEP_ALIVE_S = 4.0
 #: Connections kept to one node while nobody uses them.
 MAX_KEPT = 256
+_MOST_URLS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Target:
     host: bytes  # as the header says it
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MOST_URLS)
 def target_of(url: str) -> Target:
     """Return where `url` leads. Raises NodeFailed if it cannot go on a request line."""
     try:
@@ -130,6 +131,9 @@ class Upstream:
         if fixed.count(b"\n") != fixed.count(b"\r\n") or fixed.count(b"\r") > 3:
             raise ValueError("the node API key has a line break in it")
         self._fixed = fixed
+        self._posts: dict[
+            str, tuple[Target, bytes]
+        ] = {}  # by URL: where it leads, and how a request begins
         self._kept: dict[tuple[str, int, bool], list[Wire]] = {}
         self._busy = set[Wire]()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -154,22 +158,27 @@ class Upstream:
         self._alarm.close()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
-    def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Awaitable[Exchange]:
+    async def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Exchange:
         """Send a JSON body, with `more` header lines; return once the answer's head is there.
 
         Raises NodeFailed.
 
         NodeFailed here means that no byte of an answer came: the request may be sent to another node.
         """
+        known = self._posts.get(url)
+        target, begin = self._post_to(url) if known is None else known
+        name, length = request_id.encode("ascii", "replace"), b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+        request = b"".join((begin, more, b"X-Request-Id: ", name, length, body))
+        return await self._ask(target, request, self._settings.first_byte_timeout_s)
+
+    def _post_to(self, url: str) -> tuple[Target, bytes]:
         target = target_of(url)
-        request = b"".join(
-            (
-                b"POST ", target.path, b" HTTP/1.1\r\nHost: ", target.host, b"\r\n", self._fixed,
-                b"Content-Type: application/json\r\nX-Request-Id: ", request_id.encode("ascii", "replace"),
-                b"\r\n", more, b"Content-Length: %d\r\n\r\n" % len(body), body,
-            )
-        )  # fmt: skip
-        return self._ask(target, request, self._settings.first_byte_timeout_s)
+        if len(self._posts) >= _MOST_URLS:
+            self._posts.clear()
+        first = b"POST " + target.path + b" HTTP/1.1\r\nHost: " + target.host + b"\r\n"
+        begin = first + self._fixed + b"Content-Type: application/json\r\n"
+        self._posts[url] = target, begin
+        return target, begin
 
     async def page(self, url: str, *, deadline_s: float, limit_bytes: int) -> Page:
         """Fetch a whole answer within `deadline_s` and `limit_bytes`. Raises NodeFailed."""

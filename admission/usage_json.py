@@ -18,33 +18,37 @@ class UsageForms:
     """The parts of records that do not change, by whose request it is and where it went."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str, str, str, str], str] = {}
+        self._known: dict[tuple[str, str, str, str, str, str, Tier], bytes] = {}
 
-    def names(self, tenant: str, key_id: str, model: str, endpoint: str, node: str, pool: str) -> str:
-        """Return the members that name them, as JSON without the closing brace."""
-        key = (tenant, key_id, model, endpoint, node, pool)
+    def names(
+        self, tenant: str, key_id: str, model: str, endpoint: str, node: str, pool: str, tier: Tier
+    ) -> bytes:
+        """Return the members that name them, as an object that is still open: `{"tenant":"acme",`."""
+        key = (tenant, key_id, model, endpoint, node, pool, tier)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
             named = {"tenant": tenant, "key_id": key_id, "model": model, "endpoint": endpoint}
-            known = orjson.dumps({**named, "node": node, "pool": pool}).decode()[:-1]
+            known = _opened(orjson.dumps({**named, "node": node, "pool": pool, "tier": tier}))
             self._known[key] = known
         return known
 
 
-def draft_json(
-    names: str, request_id: str, tier: Tier, prompt_tokens: int, reserved_tokens: int, queued_s: float
-) -> bytes:
-    """Return what is known before the answer, on one line. `request_id` is ours: it needs no quoting."""
-    return (
-        f'{names},"tier":"{tier}","request_id":"{request_id}","prompt_tokens":{prompt_tokens},'
-        f'"reserved_tokens":{reserved_tokens},"queued_s":{queued_s!r}}}'
-    ).encode()
+def sent_json(names: bytes, request_id: str, queued_s: float) -> bytes:
+    """Return what is known for good once a request is sent, as an object that is still open."""
+    return names + _opened(orjson.dumps({"request_id": request_id, "queued_s": queued_s}))[1:]
+
+
+def draft_json(sent: bytes, prompt_tokens: int, reserved_tokens: int) -> bytes:
+    """Return what is known before the answer, on one line."""
+    return sent + orjson.dumps({"prompt_tokens": prompt_tokens, "reserved_tokens": reserved_tokens})[1:]
 
 
 def record_json(
-    draft: bytes,
+    sent: bytes,
+    prompt_tokens: int,
+    reserved_tokens: int,
     seq: int,
     outcome: Outcome,
     cached_tokens: int | None,
@@ -54,14 +58,22 @@ def record_json(
     engine_s: float,
     finished_at_s: float,
 ) -> bytes:
-    """Return the whole record (`fleet.messages.UsageRecord`): a draft, and how the request ended."""
-    cached = "null" if cached_tokens is None else str(cached_tokens)
-    ttft = "null" if ttft_s is None else repr(ttft_s)
-    exact = "true" if is_exact else "false"
-    return (
-        draft[:-1]
-        + (
-            f',"seq":{seq},"outcome":"{outcome}","cached_tokens":{cached},"output_tokens":{output_tokens},'
-            f'"exact":{exact},"ttft_s":{ttft},"engine_s":{engine_s!r},"finished_at_s":{finished_at_s!r}}}'
-        ).encode()
-    )
+    """Return the whole record (`fleet.messages.UsageRecord`): what was sent, and how it ended."""
+    ending: dict[str, object] = {
+        "prompt_tokens": prompt_tokens,
+        "reserved_tokens": reserved_tokens,
+        "seq": seq,
+        "outcome": str(outcome),  # a plain text is written at once, an enumeration asked for its value
+        "cached_tokens": cached_tokens,
+        "output_tokens": output_tokens,
+        "exact": is_exact,
+        "ttft_s": ttft_s,
+        "engine_s": engine_s,
+        "finished_at_s": finished_at_s,
+    }
+    return sent + orjson.dumps(ending)[1:]
+
+
+def _opened(document: bytes) -> bytes:
+    """Return a JSON object with members so that others can follow."""
+    return document[:-1] + b","

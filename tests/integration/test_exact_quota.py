@@ -50,6 +50,9 @@ def store(tmp_path: Path) -> Generator[QuotaStore]:
         yield store
 
 
+ZEROS = ("tokens_per_minute", "max_in_flight_tokens", "max_concurrent_requests")
+
+
 def policy_of(**quota: int) -> Policy:
     document = assignment([])["policy"]
     tenant = document["tenants"][TENANT] | QUOTA | quota | {"quota_mode": "exact"}
@@ -64,6 +67,9 @@ class SkewedClock(SystemClock):
 
     def now(self) -> datetime:
         return super().now() + timedelta(seconds=self._skew_s)
+
+    def unix_s(self) -> float:
+        return super().unix_s() + self._skew_s
 
     def monotonic_s(self) -> float:
         return super().monotonic_s() + self._skew_s
@@ -250,6 +256,7 @@ def test_more_used_than_reserved_is_owed(store: QuotaStore, tmp_path: Path) -> N
         ({"max_in_flight_tokens": 300}, Outcome.REJECTED_QUOTA_TOKENS),
         ({"max_concurrent_requests": 3}, Outcome.REJECTED_QUOTA_REQUESTS),
         ({"tokens_per_minute": 0}, Outcome.REJECTED_QUOTA_RATE),
+        (dict.fromkeys(ZEROS, 0), Outcome.REJECTED_QUOTA_RATE),  # of several of 0, the one that shuts all
     ],
 )
 def test_each_limit_holds_over_all_gateways(

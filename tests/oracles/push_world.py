@@ -126,6 +126,9 @@ class JumpyClock:
     def now(self) -> datetime:
         return START + timedelta(seconds=self.elapsed_s + self.jumped_s)
 
+    def unix_s(self) -> float:
+        return self.now().timestamp()
+
     def monotonic_s(self) -> float:
         return self.elapsed_s
 

@@ -29,6 +29,9 @@ class JumpyClock:
     def now(self) -> datetime:
         return datetime(2026, 3, 2, 12, tzinfo=UTC) + timedelta(seconds=self.elapsed_s + self.jumped_s)
 
+    def unix_s(self) -> float:
+        return self.now().timestamp()
+
     def monotonic_s(self) -> float:
         return self.elapsed_s
 

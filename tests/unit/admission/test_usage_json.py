@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.usage_json import UsageForms, draft_json, record_json
+from admission.usage_json import UsageForms, draft_json, record_json, sent_json
 from fleet.messages import UsageRecord
 from fleet.outcomes import Outcome, Tier
 
@@ -32,9 +32,22 @@ def test_a_record_reads_back_as_what_went_in(
     forms = UsageForms()
     tenant, key_id, model, node, pool = names
     for _ in range(2):  # the second time from what was kept
-        kept = forms.names(tenant, key_id, model, "chat", node, pool)
-        draft = draft_json(kept, "req-0123", tier, tokens[0], tokens[1], seconds[0])
-        body = record_json(draft, 7, outcome, cached, tokens[2], is_exact, ttft_s, seconds[1], seconds[2])
+        kept = forms.names(tenant, key_id, model, "chat", node, pool, tier)
+        sent = sent_json(kept, "req-0123", seconds[0])
+        draft = draft_json(sent, tokens[0], tokens[1])
+        body = record_json(
+            sent,
+            tokens[0],
+            tokens[1],
+            7,
+            outcome,
+            cached,
+            tokens[2],
+            is_exact,
+            ttft_s,
+            seconds[1],
+            seconds[2],
+        )
         read = UsageRecord.model_validate(json.loads(body))
         assert b"\n" not in body  # a record is a line of the spool
         assert read == UsageRecord(
