@@ -51,13 +51,17 @@ end
 """
 
 #: ARGV: process, life us, tokens, rate/min, burst, most tokens, most requests; a bound below 0 is off.
-#: Returns {1} or {0, which bound, its value, used, wait in us or -1}.
+#: A bound of 0 is named before others. Returns {1} or {0, which bound, its value, used, wait in us or -1}.
 RESERVE = Script(
     _BEGIN
     + """
 local life, tokens, rate, burst = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local most_tokens, most_requests = tonumber(ARGV[6]), tonumber(ARGV[7])
 local T, R = number('T'), number('R')
+local answer = {1}
+if rate == 0 then return {0, 'tokens_per_minute', 0, 0, -1} end
+if most_requests == 0 then return {0, 'concurrent_requests', 0, R, -1} end
+if most_tokens == 0 and T + tokens > 0 then return {0, 'in_flight_tokens', 0, T, -1} end
 if most_requests >= 0 and R + 1 > most_requests then
   return {0, 'concurrent_requests', most_requests, R, -1}
 end
@@ -65,17 +69,17 @@ if most_tokens >= 0 and T + tokens > most_tokens then
   return {0, 'in_flight_tokens', most_tokens, T, -1}
 end
 if rate >= 0 then
-  if rate == 0 then return {0, 'tokens_per_minute', 0, 0, -1} end
   local x = math.max(0, content(rate))
   local over = x + math.min(tokens, burst) - burst
   if over > 0 then
     return {0, 'tokens_per_minute', rate, math.ceil(x), math.ceil(over * 60000000 / rate)}
   end
   fill(x + tokens)
+  answer[2] = math.floor(burst - x - tokens)
 end
 hold(me, number('t:' .. me) + tokens, number('r:' .. me) + 1)
 live(life)
-return {1}
+return answer
 """
 )
 

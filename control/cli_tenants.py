@@ -6,6 +6,9 @@ so that it can go straight into a secret store. Prevents: a key in a log between
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from control import commands_policy, queries_policy, tenant_keys
@@ -13,6 +16,9 @@ from control.cli_session import me, transaction
 from fleet.clock import SystemClock
 from fleet.outcomes import TIERS, Tier
 from fleet.policy import default_policy
+
+#: Of a tenant that begins at a quota of 0, for the day on which it is raised.
+_SIZES_AT_0 = {"burst_tokens": 25_000, "max_in_flight_tokens": 100_000}
 
 
 @click.group()
@@ -31,8 +37,14 @@ def tenants() -> None:
 @click.option(
     "--tokens-per-minute", type=click.IntRange(0), required=True, help="Sustained; 0 refuses all."
 )
-@click.option("--burst-tokens", type=click.IntRange(0), help="Default: a quarter of a minute's tokens.")
-@click.option("--max-in-flight-tokens", type=click.IntRange(0), help="Default: a minute's tokens.")
+@click.option(
+    "--burst-tokens",
+    type=click.IntRange(0),
+    help="Default: a quarter of a minute's tokens; at 0 as it was.",
+)
+@click.option(
+    "--max-in-flight-tokens", type=click.IntRange(0), help="Default: a minute's tokens; at 0 as it was."
+)
 @click.option(
     "--max-concurrent-requests",
     type=click.IntRange(0),
@@ -54,19 +66,18 @@ def set_tenant(
     note: str,
 ) -> None:
     """Add tenant NAME to the policy or change its quota, and publish that as a revision."""
-    quota = {
+    quota: dict[str, Any] = {
         "tier": tier,
         "allowed_tiers": [tier],
         "weight": weight,
         "tokens_per_minute": tokens_per_minute,
-        "burst_tokens": tokens_per_minute // 4 if burst_tokens is None else burst_tokens,
-        "max_in_flight_tokens": tokens_per_minute if max_in_flight_tokens is None else max_in_flight_tokens,
         "max_concurrent_requests": max_concurrent_requests,
     }
     with transaction() as session:
         head = queries_policy.head(session)
         document = default_policy().as_document() if head is None else dict(head.document)
         before = document["tenants"].get(name, {})
+        quota |= _sizes(tokens_per_minute, before, burst_tokens, max_in_flight_tokens)
         document["tenants"] = {**document["tenants"], name: {**before, **quota}}
         published = commands_policy.publish(
             session,
@@ -78,6 +89,18 @@ def set_tenant(
             strategy="staged" if staged else "all_at_once",
         )
     click.echo(f"revision {published.number}; follow it with `rhodeck policy rollout`")
+
+
+def _sizes(
+    tokens_per_minute: int, before: Mapping[str, Any], burst: int | None, in_flight: int | None
+) -> dict[str, int]:
+    """Return what may be used and held at once. A quota of 0 leaves them as they were."""
+    if tokens_per_minute:
+        usual = {"burst_tokens": tokens_per_minute // 4, "max_in_flight_tokens": tokens_per_minute}
+    else:
+        usual = {field: int(before.get(field, amount)) for field, amount in _SIZES_AT_0.items()}
+    given = {"burst_tokens": burst, "max_in_flight_tokens": in_flight}
+    return {field: usual[field] if amount is None else amount for field, amount in given.items()}
 
 
 @tenants.group()

@@ -87,22 +87,27 @@ class Account:
         self.refused_tokens += tokens
 
     def _exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
+        """Return the first limit met; one of 0 comes first, for no wait helps against it."""
         share = self.share
-        if self.requests >= share.max_concurrent_requests:
-            limit = Limit("concurrent_requests", share.max_concurrent_requests, self.requests, 1)
-            return Outcome.REJECTED_QUOTA_REQUESTS, limit
-        if self.tokens + tokens > share.max_in_flight_tokens:
-            limit = Limit("in_flight_tokens", share.max_in_flight_tokens, self.tokens, tokens)
-            return Outcome.REJECTED_QUOTA_TOKENS, limit
-        if not self.is_rated_elsewhere and not self.bucket.admits(tokens, now_s):
+        is_over_rate = not self.is_rated_elsewhere and not self.bucket.admits(tokens, now_s)
+        if is_over_rate and not share.tokens_per_minute:
+            return Outcome.REJECTED_QUOTA_RATE, self._rate_limit(tokens, now_s)
+        is_over_tokens = self.tokens + tokens > share.max_in_flight_tokens
+        is_shut = is_over_tokens and not share.max_in_flight_tokens and share.max_concurrent_requests > 0
+        if self.requests >= share.max_concurrent_requests and not is_shut:
+            return Outcome.REJECTED_QUOTA_REQUESTS, self._requests_limit(self.requests)
+        if is_over_tokens:
+            return Outcome.REJECTED_QUOTA_TOKENS, self._tokens_limit(self.tokens, tokens)
+        if is_over_rate:
             return Outcome.REJECTED_QUOTA_RATE, self._rate_limit(tokens, now_s)
         return None
 
     def met(
         self, tokens: int, now_s: float, limiters: Limiters
     ) -> list[tuple[Limiter, Mode, Outcome, Limit]]:
-        """Return every limit not switched off that a request of `tokens` would break. Uses up nothing.
+        """Return every limit not switched off that a request of `tokens` would break, those of 0 first.
 
+        Uses up nothing.
         Shadowed ones are measured without the ghosts. Counts the request as refused if one is enforced.
         """
         found: list[tuple[Limiter, Mode, Outcome, Limit]] = []
@@ -110,12 +115,12 @@ class Account:
         mode = limiters.concurrent_requests
         held = self.requests - (self.ghost_requests if mode is Mode.SHADOW else 0)
         if mode is not Mode.OFF and held >= share.max_concurrent_requests:
-            limit = Limit("concurrent_requests", share.max_concurrent_requests, held, 1)
+            limit = self._requests_limit(held)
             found.append((Limiter.CONCURRENT_REQUESTS, mode, Outcome.REJECTED_QUOTA_REQUESTS, limit))
         mode = limiters.in_flight_tokens
         held = self.tokens - (self.ghost_tokens if mode is Mode.SHADOW else 0)
         if mode is not Mode.OFF and held + tokens > share.max_in_flight_tokens:
-            limit = Limit("in_flight_tokens", share.max_in_flight_tokens, held, tokens)
+            limit = self._tokens_limit(held, tokens)
             found.append((Limiter.IN_FLIGHT_TOKENS, mode, Outcome.REJECTED_QUOTA_TOKENS, limit))
         mode = limiters.tokens_per_minute
         is_looked_at = mode is not Mode.OFF and not self.is_rated_elsewhere
@@ -130,7 +135,15 @@ class Account:
             )
         if any(mode is Mode.ENFORCE for _, mode, _, _ in found):
             self.count_refused(tokens)
-        return found
+        return sorted(found, key=_zero_first)
+
+    def _requests_limit(self, held: int) -> Limit:
+        quota, whole = self.share.max_concurrent_requests, self.policy.max_concurrent_requests
+        return Limit("concurrent_requests", quota, held, 1, whole=whole)
+
+    def _tokens_limit(self, held: int, needed: int) -> Limit:
+        quota, whole = self.share.max_in_flight_tokens, self.policy.max_in_flight_tokens
+        return Limit("in_flight_tokens", quota, held, needed, whole=whole)
 
     def _rate_limit(self, tokens: int, now_s: float) -> Limit:
         share = self.share
@@ -142,6 +155,7 @@ class Account:
             needed=tokens,
             reset_s=self.bucket.wait_s(tokens, now_s),
             left=left if share.tokens_per_minute else None,
+            whole=self.policy.tokens_per_minute,
         )
 
     def accept(self, tokens: int, is_ghost: bool = False, is_charged: bool = True) -> None:
@@ -189,6 +203,11 @@ class Account:
         left = self.bucket.left_tokens(now_s)
         over_requests = max(0, self.requests - self.share.max_concurrent_requests)
         return TenantUse(self.requests, self.tokens, self.queued, left, over_by, over_requests)
+
+
+def _zero_first(met: tuple[Limiter, Mode, Outcome, Limit]) -> tuple[bool, bool]:
+    limiter, _, _, limit = met
+    return limit.quota > 0, limiter is not Limiter.TOKENS_PER_MINUTE
 
 
 class Accounts:

@@ -58,7 +58,7 @@ class Entry:
             if mode is not Mode.ENFORCE:
                 return account, tier, (Limiter.MONTHLY_BUDGET,) if mode is Mode.SHADOW else NOTHING
             if account.policy.over_budget is OverBudget.REFUSE:
-                reason = f"tenant {account.name} has spent its monthly budget"
+                reason = _budget_reason(account)
                 base_s = float(policy.retry_after.cap_s)
                 return refuse(Outcome.REJECTED_QUOTA_BUDGET, reason, base_s=base_s)
             tier = Tier.BEST_EFFORT
@@ -78,3 +78,11 @@ class Entry:
         rate = limiters.tokens_per_minute
         ticket.is_charged = rate is Mode.ENFORCE or (rate is Mode.SHADOW and not met)
         return None
+
+
+def _budget_reason(account: Account) -> str:
+    name, budget = account.name, account.policy.monthly_budget_usd
+    if budget is not None and not budget:
+        return f"tenant {name} has a monthly budget of 0 USD: every request is refused until it is raised"
+    amount = "" if budget is None else f" of {budget} USD"
+    return f"tenant {name} has spent its monthly budget{amount}: refused until the month ends"

@@ -127,6 +127,7 @@ class Ticket:
         "output_basis",
         "output_tokens",
         "passed_tokens",
+        "place",
         "prompt_tokens",
         "request",
         "requeues",
@@ -182,6 +183,7 @@ class Ticket:
         self.expected_wait_s: float | None = None  # at that moment; None: drain rate not known
         self.held: Holding | None = None  # what it holds on average, under overbooking
         self.flow: Flow | None = None  # where it waits
+        self.place = 0  # among those that wait in its tier, by age
         self.requeues = 0  # times it was started and taken back
 
     def again(self, ticket_id: int, now_s: float) -> Ticket:
@@ -313,6 +315,7 @@ class Limit:
     needed: int  # what the request asked for
     reset_s: float | None = None  # when enough is free again; None: not known
     left: int | None = None  # of a rate: what its bucket holds now, negative in debt; None: quota - used
+    whole: int | None = None  # the tenant's, over all gateways, where `quota` is a part of it
 
 
 class Dispatch:

@@ -34,6 +34,15 @@ def _rate_reason(tenant: str, limit: Limit, left: int, where: str) -> str:
     return reason + (f" and so passes when {burst} are there" if limit.needed > burst else "")
 
 
+def _zero_reason(tenant: str, limit: Limit, words: str) -> str:
+    if limit.whole:
+        return (
+            f"tenant {tenant} has a quota of {limit.whole} {words}, of which this gateway's part is 0 now: "
+            "another gateway may take it"
+        )
+    return f"tenant {tenant} has a quota of 0 {words}: every request is refused until it is raised"
+
+
 class Refusals:
     """Makes refusals under the policy's Retry-After bounds."""
 
@@ -58,10 +67,13 @@ class Refusals:
     def refuse_quota(
         self, tenant: str, outcome: Outcome, limit: Limit, *, where: str = "at this gateway"
     ) -> Refused:
-        """Return a refusal by a tenant's quota. The rate's wait is never cut short by the jitter."""
+        """Return a refusal by a tenant's quota. The rate's wait is never cut short by the jitter.
+
+        No time helps against a quota of 0: its clients are told so, and to stay away for the longest time.
+        """
         words = _LIMIT_WORDS[limit.name]
         if limit.quota == 0:
-            reason = f"tenant {tenant} has a quota of 0 {words} {where}"
+            reason = _zero_reason(tenant, limit, words)
         elif limit.left is not None:
             reason = _rate_reason(tenant, limit, limit.left, where)
         else:
@@ -70,7 +82,7 @@ class Refusals:
                 f"this request needs {limit.needed}"
             )
         base_s = limit.reset_s
-        if base_s is None and limit.quota == 0:
+        if base_s is None and limit.quota == 0 and not limit.whole:
             base_s = float(self.bounds.cap_s)
         elif base_s is not None:
             base_s /= max(0.5, 1 - self.bounds.jitter_ratio)

@@ -330,6 +330,68 @@ def test_a_frozen_store_costs_one_request_its_budget_and_the_lease_decides(
     asyncio.run(go())
 
 
+async def served(three: list[Member], tokens: int, count: int = 60) -> int:
+    """Ask everywhere at once; return the tokens that were let through."""
+    answers = await asyncio.gather(*(three[place % 3].ask(tokens) for place in range(count)))
+    return tokens * sum(isinstance(answer, Dispatch) for answer in answers)
+
+
+def test_a_burst_that_was_used_is_not_had_again_when_the_store_goes(
+    store: QuotaStore, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        async with members(store.url, tmp_path, tokens_per_minute=30_000) as three:
+            began_s, total = loop.time(), 0
+
+            async def are_full() -> bool:  # parts of 333, though the store has let all there is be used
+                nonlocal total
+                total += await served(three, 50, 30)
+                buckets = [member.gate.accounts.find(TENANT).bucket for member in three]  # type: ignore[union-attr]
+                return min(bucket.left_tokens(loop.time()) for bucket in buckets) >= 333
+
+            await eventually(are_full)
+            store.kill()
+            await eventually(lambda: not any(member.exact.is_trusted for member in three))
+            total += await served(three, 10, 300)
+            assert total <= 1_000 + 500 * (loop.time() - began_s)
+
+    asyncio.run(go())
+
+
+def test_what_the_store_had_left_is_had_by_leases(store: QuotaStore, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with members(store.url, tmp_path) as three:
+            for member in three:
+                assert isinstance(await member.ask(100), Dispatch)
+            store.kill()
+            await eventually(lambda: not any(member.exact.is_trusted for member in three))
+            # Each has used 100 of its part of 333; they heard of 900, 800 and 700 left, a third of it each.
+            assert 3 * 233 <= await served(three, 1, 1_200) <= 299 + 266 + 233 + 60
+
+    asyncio.run(go())
+
+
+def test_a_store_that_is_late_now_and_then_mints_and_loses_nothing(
+    store: QuotaStore, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        async with members(store.url, tmp_path) as three:
+            total = await served(three, 100, 6)
+            assert total == 600
+            for _ in range(4):
+                with store.frozen():
+                    for member in three:
+                        total += 1 if isinstance(await member.ask(1), Dispatch) else 0
+                    assert not any(member.exact.is_trusted for member in three)
+                await eventually(lambda: all(member.exact.is_trusted for member in three))
+            # Nothing is told to the store that was not used; what was is.
+            total += await served(three, 10)
+            assert 900 <= total <= 1_000 + 60
+
+    asyncio.run(go())
+
+
 def test_a_reservation_nobody_waited_for_is_given_back(store: QuotaStore, tmp_path: Path) -> None:
     async def go() -> None:
         async with members(store.url, tmp_path, 1) as (one,):

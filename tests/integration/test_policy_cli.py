@@ -152,6 +152,21 @@ def test_a_tampered_record_fails_verification_by_name(
     assert "row 1 was changed" in str(result.exception)
 
 
+def test_a_quota_set_to_zero_and_back_leaves_what_may_be_held(run: Run) -> None:
+    def quota() -> dict[str, int]:
+        return json.loads(run("policy", "show").stdout)["tenants"]["acme"]
+
+    assert run("tenants", "set", "acme", "--tokens-per-minute", "1000000").exit_code == 0
+    held = {"burst_tokens": 250_000, "max_in_flight_tokens": 1_000_000, "max_concurrent_requests": 200}
+    assert {name: quota()[name] for name in held} == held
+    assert run("tenants", "set", "acme", "--tokens-per-minute", "0").exit_code == 0
+    assert quota()["tokens_per_minute"] == 0
+    assert {name: quota()[name] for name in held} == held  # only the rate is 0: it is what refuses
+    zeros = ("--burst-tokens", "0", "--max-in-flight-tokens", "0")
+    assert run("tenants", "set", "acme", "--tokens-per-minute", "0", *zeros).exit_code == 0
+    assert (quota()["burst_tokens"], quota()["max_in_flight_tokens"]) == (0, 0)
+
+
 def test_a_tenant_key_is_shown_once_and_stored_as_a_hash(run: Run, database: FreshDatabase) -> None:
     made = run("tenants", "key", "create", "acme", "--label", "ci")
     secret = made.stdout.strip()

@@ -60,5 +60,5 @@ def test_a_request_larger_than_the_burst_is_told_what_it_waits_for():
 
 def test_a_quota_of_zero_has_nothing_left():
     refused = refusal(account(rate=0, burst=50), 1, 0.0)
-    assert "has a quota of 0" in refused.reason
+    assert "has a quota of 0 tokens per minute: every request is refused" in refused.reason
     assert dict(refusal_answer(refused).headers)[b"x-ratelimit-remaining-tokens"] == b"0"
