@@ -18,6 +18,7 @@ from admission.prompt_counts import PromptCounts
 from admission.state import GatewayState
 from admission.tokenizer_files import TokenizerFiles
 from admission.upstream import NodeFailed, Upstream
+from fleet.readings import Reason
 
 _ANSWER_BYTES = 16 << 20  # it lists the ids
 
@@ -39,7 +40,11 @@ class EngineTokenizer:
         return call.endpoint == "completions" and isinstance(call.document.get("prompt"), str)
 
     async def count(self, call: Call) -> int | None:
-        """Return what a node counts; None when none is open, or it fails or refuses."""
+        """Return what a node counts; None when none is open, or it fails or refuses.
+
+        Only a refused connection counts against the node: all else may be the body's fault, and the request
+        itself follows.
+        """
         targets = open_nodes(self._state, self._nodes, call.model)
         if not targets:
             return None
@@ -53,8 +58,9 @@ class EngineTokenizer:
             finally:
                 exchange.close()
             answer: object = orjson.loads(body) if is_well else None
-        except NodeFailed:
-            self._nodes.request_failed(node.name)
+        except NodeFailed as exc:
+            if exc.reason is Reason.REFUSED:
+                self._nodes.request_failed(node.name)
             return None
         except orjson.JSONDecodeError:
             return None

@@ -1,8 +1,9 @@
 """Tokenizing, passed to a node of the model: no tokens are booked and nothing is metered as generation.
 
 Times are seconds, sizes bytes. A tenant has as many of these calls open as it may have requests at once.
-Prevents: a tokenizer that is a way around quotas (one call costs an engine's front end milliseconds), and
-usage records of what no GPU computed. Source: vLLM, `entrypoints/serve/tokenize`.
+Prevents: a tokenizer that is a way around quotas (one call costs an engine's front end milliseconds), a
+body no engine can stand taking nodes out of service, and usage records of what no GPU computed.
+Source: vLLM, `entrypoints/serve/tokenize`.
 """
 
 from __future__ import annotations
@@ -104,14 +105,15 @@ class Passthrough:
     async def _pass(self, target: str, model: str, raw: bytes) -> Answer:
         """Ask a node; another one when it fails. The calls change nothing, so twice is no harm.
 
-        A failure counts against the node as any request's. That it tokenizes again takes back only such
-        failures: an engine may be dead behind a front end that tokenizes.
+        A node that refuses the connection has failed. One that answers 5xx, breaks off or is late has when
+        another node answers the same body: where all fail, it may be the body's fault. That it tokenizes
+        again takes back only such failures: an engine may be dead behind a front end that tokenizes.
         """
         targets = open_nodes(self._state, self._nodes, model)
         if not targets:
             return outcome_answer(Outcome.NO_NODES, f"No node of {model[:100]!r} is open.")
         first = next(self._turns)
-        why = ""
+        why = suspect = ""
         for turn in range(min(_TRIES, len(targets))):
             node = targets[(first + turn) % len(targets)]
             try:
@@ -119,16 +121,24 @@ class Passthrough:
                     answer = await self._ask(node.base_url.rstrip("/") + target, raw)
             except NodeFailed as exc:
                 why = str(exc)
+                if exc.reason is Reason.REFUSED:
+                    self._blame(node.name)
+                else:
+                    suspect = node.name
             except TimeoutError:
-                why = f"no answer in {_DEADLINE_S:g} s"
+                why, suspect = f"no answer in {_DEADLINE_S:g} s", node.name
             else:
+                if suspect:
+                    self._blame(suspect)
                 if node.name in self._failed:
                     self._failed.discard(node.name)
                     self._nodes.request_worked(node.name)
                 return answer
-            self._failed.add(node.name)
-            self._nodes.request_failed(node.name)
         return outcome_answer(Outcome.UPSTREAM_ERROR, f"The engine failed: {why}.")
+
+    def _blame(self, name: str) -> None:
+        self._failed.add(name)
+        self._nodes.request_failed(name)
 
     async def _ask(self, url: str, raw: bytes) -> Answer:
         exchange = await self._upstream.post(url, raw, f"tok-{secrets.token_hex(12)}")

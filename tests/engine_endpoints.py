@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+#: As `tokenize_status`: the connection ends without an answer.
+CUT = 0
+
 
 class Noted(Protocol):
     """What the engine keeps of a request."""
@@ -58,8 +61,10 @@ def add_routes(app: web.Application, engine: Noting) -> None:
         held = engine.holds_tokenize
         while held is not None and not held.is_set():
             await asyncio.sleep(0.01)
+        if engine.tokenize_status == CUT and request.transport is not None:
+            request.transport.close()
         if engine.tokenize_status != 200:
-            return web.Response(status=engine.tokenize_status)
+            return web.Response(status=engine.tokenize_status or 500)
         if "messages" in body:
             text = "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
         else:

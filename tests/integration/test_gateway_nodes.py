@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine_endpoints import CUT
 from tests.gateway_process import FakeEngine, GatewayProcess, assignment, chat, eventually
 
 
@@ -174,6 +175,23 @@ def test_a_node_whose_tokenizing_fails_is_ejected_and_one_that_recovers_is_not_b
     before = len(broken.tokenized)
     assert tokenize(6) == [200] * 6
     assert len(broken.tokenized) == before
+
+
+@pytest.mark.parametrize("status", [500, CUT])
+def test_a_body_that_no_tokenizer_stands_ejects_no_node(
+    gateway: GatewayProcess, engines: list[FakeEngine], status: int
+) -> None:
+    for engine in engines:
+        engine.tokenize_status = status
+    with gateway.client() as attacker:
+        for _ in range(12):  # each is tried at both nodes; three in a row would eject one
+            body = {"model": chat()["model"], "prompt": "a"}
+            assert attacker.post("/tokenize", json=body).status_code == 502
+    assert [len(engine.tokenized) for engine in engines] == [12, 12]
+    assert gateway.metric("rhodeck_gateway_node_failures_total") == 0
+    assert gateway.metric("rhodeck_gateway_node_ejections_total") == 0
+    assert gateway.status()["nodes_apart"] == {}
+    assert serve(gateway, 4) == [200] * 4
 
 
 def test_load_spreads_over_nodes(gateway: GatewayProcess, engines: list[FakeEngine]) -> None:
