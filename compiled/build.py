@@ -22,7 +22,7 @@ from typing import Any
 
 from compiled import compiler, load, sources
 from compiled.compiler import CannotBuild
-from compiled.modules import MODULES
+from compiled.modules import ACYCLIC, MODULES, REUSED
 
 HALF_DONE = ".building-"
 
@@ -78,7 +78,13 @@ def _write(folder: Path, found: dict[str, bytes], modules: Sequence[str]) -> Non
     for path, content in found.items():
         copy = folder / path
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(sources.without_slots(content.decode()).encode() if path in compiled else content)
+        copy.write_bytes(_for_compiler(path, content.decode()).encode() if path in compiled else content)
+
+
+def _for_compiler(path: str, text: str) -> str:
+    """Return a source as the compiler wants it, each line where it was."""
+    classes = REUSED.get(path.removesuffix(".py").replace("/", "."), ())
+    return sources.with_reuse(sources.without_slots(text), classes, ACYCLIC)
 
 
 def _compile(

@@ -63,5 +63,15 @@ MODULES: tuple[str, ...] = (
     "fleet.tally",
     "fleet.tickets",
     "fleet.tierstate",
+    "fleet.turns",
     "fleet.wait_estimate",
 )
+
+#: Classes, by module, of which about one is made and one let go for each request.
+REUSED: dict[str, tuple[str, ...]] = {
+    "fleet.offers": ("Request", "Ticket", "Lease", "Dispatch", "Queued", "Started"),
+}
+
+#: Those of them that nothing they refer to refers back to. The garbage collector need not know them; one
+#: that stood in a cycle would never be freed. A waiting ticket does: it stands in a flow that it refers to.
+ACYCLIC: tuple[str, ...] = ("Request", "Lease", "Dispatch", "Queued", "Started")

@@ -8,11 +8,13 @@ meanwhile cannot make a build of half the old and half the new.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 # How builds are made is part of what they are.
 BUILDER = ("compiled/build.py", "compiled/compiler.py", "compiled/sources.py")
+
+_FUTURE = "from __future__ import annotations\n"
 
 
 def _file(root: Path, module: str) -> str | None:
@@ -84,4 +86,25 @@ def without_slots(text: str) -> str:
         lines[value.lineno - 1] = (
             line[: value.col_offset] + b"False" + line[value.end_col_offset :]
         ).decode()
+    return "".join(lines)
+
+
+def with_reuse(text: str, classes: Collection[str], acyclic: Collection[str]) -> str:
+    """Return a source that tells the compiler how objects of some classes live, each line where it was.
+
+    Of `classes` the last one let go is kept, to be the next one made. Those of `acyclic` are not looked at
+    for cycles. What it says takes the place of blank lines, and is there for the compiler only.
+    """
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name in classes:
+            above = node.lineno - 2
+            if node.decorator_list or lines[above].strip():
+                raise ValueError(f"{node.name} needs a blank line above it and no decorator")
+            free = f"free_list_len=1, acyclic={node.name in acyclic}"
+            lines[above] = f"@mypyc_attr({free})\n"
+    if classes:
+        above = lines.index(_FUTURE)
+        lines[above] = _FUTURE.rstrip() + "; from typing import TYPE_CHECKING\n"
+        lines[above + 1] = "if TYPE_CHECKING: from mypy_extensions import mypyc_attr\n"
     return "".join(lines)

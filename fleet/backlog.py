@@ -215,7 +215,7 @@ class Backlog:
             return None
         while True:
             has_parked = False
-            for place, (_, _, ticket, lane) in enumerate(state.heads()):
+            for place, (ticket, lane) in enumerate(state.heads()):
                 if lane.failed_head_look == self._look:
                     continue
                 pool = lane.line.pool

@@ -12,14 +12,15 @@ import heapq
 from typing import TYPE_CHECKING
 
 from fleet.offers import Ticket
+from fleet.turns import Turns
 
 if TYPE_CHECKING:
     from fleet.lines import Line
 
 #: How many tokens a flow that ran while others were blocked may owe them at least.
 LARGEST_DEBT_TOKENS = 65_536
-#: A flow is looked through for what stands before a newcomer up to so many.
-_LOOKED_THROUGH = 32
+#: A flow is kept in order, and looked through for what stands before a newcomer, up to so many.
+_SHORT = 32
 #: Sizes from 2^63 tokens on count as one.
 _MOST_BITS = 64
 
@@ -75,13 +76,17 @@ class FairTags:
 
 
 class Flow:
-    """The queue of one tenant in one lane of one tier."""
+    """The queue of one tenant in one lane of one tier.
+
+    While it is short its requests stand in order; a flow that was long once is a heap until it is empty.
+    """
 
     __slots__ = (
-        "_latest_key",
         "account",
         "heap",
+        "is_long",
         "lane",
+        "listed",
         "requests",
         "served_tokens",
         "since_s",
@@ -96,58 +101,101 @@ class Flow:
         self.tag = tag
         self.weight = weight
         self.lane = lane
-        self.heap: list[tuple[float, int, Ticket]] = []
+        self.is_long = False
+        self.listed: list[Ticket] = []  # while it is short: all that waits, in order
+        self.heap: list[tuple[float, int, Ticket]] = []  # then; those that left stay until they are next
         self.requests = 0
         self.tokens = 0
-        self.tokens_by_bits: list[int] | None = None  # by size in bits, once it has been long
+        self.tokens_by_bits: list[int] | None = (
+            None  # by size in bits, once it has been looked at while long
+        )
         self.since_s = 0.0  # it has been backlogged since then
         self.served_tokens = 0  # started since then
-        self._latest_key = 0.0  # no key in it is larger
 
     def push(self, ticket: Ticket) -> None:
         """Queue a request."""
         if not self.requests:
             self.since_s = ticket.arrived_at_s
             self.served_tokens = 0
-        key = ticket.key
-        if not self.requests or key > self._latest_key:
-            self._latest_key = key
-        heapq.heappush(self.heap, (key, ticket.ticket_id, ticket))
+        if not self.is_long and len(self.listed) >= _SHORT:
+            self.heap = [(one.key, one.ticket_id, one) for one in self.listed]
+            self.listed.clear()
+            self.is_long = True
+        if self.is_long:
+            heapq.heappush(self.heap, (ticket.key, ticket.ticket_id, ticket))
+        else:
+            self._insert(ticket)
         tokens = ticket.tokens
         self.requests += 1
         self.tokens += tokens
         if self.tokens_by_bits is not None:
             self.tokens_by_bits[_bits(tokens)] += tokens
 
+    def _insert(self, ticket: Ticket) -> None:
+        """List a request at its place. What came last most often stands last: look from there."""
+        listed, key = self.listed, ticket.key
+        place = len(listed)
+        while place:
+            before = listed[place - 1]
+            if before.key < key or (before.key == key and before.ticket_id < ticket.ticket_id):
+                break
+            place -= 1
+        listed.insert(place, ticket)
+
+    def first(self) -> Ticket | None:
+        """Return what is next in it; None when nothing waits."""
+        if not self.is_long:
+            return self.listed[0] if self.listed else None
+        heap = self.heap
+        while heap:
+            ticket = heap[0][2]
+            if ticket.is_waiting:
+                return ticket
+            heapq.heappop(heap)
+        self.is_long = False
+        return None
+
     def leave(self, ticket: Ticket) -> None:
-        """Count a request out that left, or was set aside; from the middle it stays until it is next."""
+        """Count a request out that left, or was set aside; from the middle of a heap later."""
         tokens = ticket.tokens
         self.requests -= 1
         self.tokens -= tokens
         if self.tokens_by_bits is not None:
             self.tokens_by_bits[_bits(tokens)] -= tokens
+        if not self.is_long:
+            listed = self.listed
+            if listed[0] is ticket:
+                self.lane.next = None
+                del listed[0]
+            else:
+                listed.remove(ticket)
+            return
         heap = self.heap
         if heap[0][2] is ticket:
             heapq.heappop(heap)
             self.lane.next = None
-        elif len(heap) > 2 * self.requests + 32:
+        elif len(heap) > 2 * self.requests + _SHORT:
             self.heap = [entry for entry in heap if entry[2].is_waiting]
             heapq.heapify(self.heap)
 
     def tokens_before(self, ticket: Ticket) -> int:
         """Return the tokens of what stands before one about to join; in a long queue by size alone."""
-        heap, key = self.heap, ticket.key
-        if len(heap) <= _LOOKED_THROUGH:
-            if key >= self._latest_key:
-                return self.tokens
-            tokens = 0
-            for at, _, one in heap:
-                if at <= key and one.is_waiting:
-                    tokens += one.tokens
+        key = ticket.key
+        if not self.is_long:
+            tokens, listed = self.tokens, self.listed
+            place = len(listed)
+            while place:
+                place -= 1
+                one = listed[place]
+                if one.key <= key:
+                    break
+                tokens -= one.tokens
             return tokens
+        if len(self.heap) <= _SHORT:
+            return sum(one.tokens for at, _, one in self.heap if at <= key and one.is_waiting)
         if self.tokens_by_bits is None:
             self.tokens_by_bits = by_bits = [0] * _MOST_BITS
-            for _, _, one in heap:
+            for _, _, one in self.heap:
                 if one.is_waiting:
                     by_bits[_bits(one.tokens)] += one.tokens
         return sum(self.tokens_by_bits[: _bits(ticket.tokens) + 1])
@@ -157,29 +205,31 @@ class Lane:
     """One tier's flows for one model and size class, by start tag."""
 
     __slots__ = (
-        "_turn",
         "active_weight",
         "failed_head_look",
         "failed_look",
         "flows",
-        "heap",
         "line",
         "next",
+        "next_flow",
+        "next_tag",
         "parked",
         "size_class",
+        "turns",
     )
 
     def __init__(self, line: Line, size_class: str | None) -> None:
         self.line = line
         self.size_class = size_class
         self.flows: dict[str, Flow] = {}
-        self.heap: list[tuple[float, int, Flow]] = []
+        self.turns = Turns()
         self.active_weight = 0
         self.parked: Ticket | None = None  # it was next and did not fit
-        self.next: tuple[float, int, Ticket, Lane] | None = None  # its head, while that is surely still it
+        self.next: Ticket | None = None  # its head, while that is surely still it
+        self.next_flow: Flow | None = None  # the head's, and its start tag
+        self.next_tag = 0.0
         self.failed_look = 0  # at which the parked one did not fit
         self.failed_head_look = 0  # at which the head did not
-        self._turn = 0
 
     def push(self, ticket: Ticket, tags: FairTags) -> None:
         """Queue a request; a tenant that was idle joins the round."""
@@ -189,23 +239,23 @@ class Lane:
             tag = tags.find(account)
             flow = self.flows[account] = Flow(account, ticket.weight, self, tag)
             self.active_weight += ticket.weight
-            self._turn += 1
-            heapq.heappush(self.heap, (max(tag.finish, tags.virtual), self._turn, flow))
+            start = tag.finish if tag.finish > tags.virtual else tags.virtual
+            self.turns.add(start, flow)
+            if start < self.next_tag:
+                self.next = None
         ticket.flow = flow
         flow.push(ticket)
-        if flow.heap[0][2] is ticket and self.heap[0][2] is flow:
+        if flow is self.next_flow:
             self.next = None
 
-    def head(self, tags: FairTags) -> tuple[float, int, Ticket, Lane] | None:
-        """Return (start tag, number, request, lane) of the flow that is next; None: all are empty."""
-        heap, virtual = self.heap, tags.virtual
-        while heap:
-            tag, _, flow = heap[0]
-            entries = flow.heap
-            while entries and not entries[0][2].is_waiting:
-                heapq.heappop(entries)
-            if not entries:
-                heapq.heappop(heap)
+    def head(self, tags: FairTags) -> Ticket | None:
+        """Return the request that is next, and keep it at hand with its flow and start tag; None: empty."""
+        turns, virtual = self.turns, tags.virtual
+        while (first := turns.first()) is not None:
+            tag, _, flow = first
+            ticket = flow.first()
+            if ticket is None:
+                turns.drop_first()
                 del self.flows[flow.account]
                 self.active_weight -= flow.weight
                 continue
@@ -213,10 +263,8 @@ class Lane:
             if start < virtual:
                 start = virtual
             if start > tag:
-                self._turn += 1
-                heapq.heapreplace(heap, (start, self._turn, flow))
+                turns.put_back_first(start, flow)
                 continue
-            _, number, ticket = entries[0]
-            self.next = found = (tag, number, ticket, self)
-            return found
+            self.next, self.next_flow, self.next_tag = ticket, flow, tag
+            return ticket
         return None

@@ -91,7 +91,7 @@ class FairQueue:
             else:
                 flow.leave(ticket)
         tokens = ticket.tokens
-        ticket.line.state.remove(tokens)
+        ticket.line.state.remove(ticket)
         ticket.line.count(tokens, -1)
         self.requests -= 1
         self.tokens -= tokens

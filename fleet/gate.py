@@ -77,7 +77,7 @@ class Gate:
         self._entry = Entry(self.accounts, self._refusals)
         self._is_due = False
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[Lease, None] = {}  # in order of opening
         self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._leases)
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
         self._now_s = 0.0
@@ -266,7 +266,7 @@ class Gate:
             book.room,
             held,
         )
-        self._leases[ticket.ticket_id] = lease
+        self._leases[lease] = None
         if self.recalls.is_on:
             self.recalls.opened(lease)
         ticket.line.tally.open(lease)
@@ -348,7 +348,7 @@ class Gate:
             return False
         lease.is_open = False
         ticket, book = lease.ticket, lease.book
-        del self._leases[ticket.ticket_id]
+        del self._leases[lease]
         if self.recalls.by_node:
             self.recalls.began(lease)
         tokens = lease.tokens
@@ -371,7 +371,7 @@ class Gate:
 
     def snapshot(self, now_s: float) -> GateSnapshot:
         """Return what is held and what waits. O(tenants + nodes): for status and metrics."""
-        oldest = next(iter(self._leases.values()), None)
+        oldest = next(iter(self._leases), None)
         return GateSnapshot(
             is_ready=self._entry.policy is not None and self._placement.any_open(now_s),
             in_flight_requests=len(self._leases),

@@ -44,7 +44,7 @@ class Recalls:
         placement: Placement,
         backlog: Backlog,
         tickets: Tickets,
-        leases: dict[int, Lease],
+        leases: dict[Lease, None],
     ) -> None:
         self._placement = placement
         self._backlog = backlog
@@ -153,7 +153,7 @@ class Recalls:
         """Close a lease and queue its request again. Its tenant holds the same tokens as before."""
         self.began(lease)
         lease.is_open = False
-        del self._leases[lease.lease_id]
+        del self._leases[lease]
         book.free(lease.tokens, lease.size_class, lease.held)
         lease.ticket.line.tally.in_flight_tokens -= lease.tokens
         ticket = self._tickets.again(lease, now_s)

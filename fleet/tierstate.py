@@ -6,7 +6,6 @@ one whose time is up.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
@@ -16,41 +15,80 @@ from fleet.outcomes import Tier
 
 
 class _ByAge:
-    """Requests in the order in which they joined; those that left are dropped when they come up."""
+    """Requests in the order in which they joined. Who leaves is let go at once: its place stays empty."""
 
-    __slots__ = ("_latest_s", "tickets")
+    __slots__ = ("_first", "_latest_s", "_passed", "places")
 
     def __init__(self) -> None:
-        self.tickets: deque[Ticket] = deque()
+        self.places: list[Ticket | None] = []
+        self._passed = 0  # places that were given up before the first of them
+        self._first = 0  # no request stands in a place before this one
         self._latest_s = 0.0  # latest deadline among them
 
     def add(self, ticket: Ticket) -> bool:
         """Append a request. True: its deadline comes before that of one that came before it."""
-        is_early = bool(self.tickets) and ticket.deadline_s < self._latest_s
+        places = self.places
+        is_early = bool(places) and ticket.deadline_s < self._latest_s
         if not is_early:
             self._latest_s = ticket.deadline_s
-        self.tickets.append(ticket)
+        ticket.place = self._passed + len(places)
+        places.append(ticket)
         return is_early
+
+    def remove(self, ticket: Ticket, most: int) -> None:
+        """Let a request go; at most about `most` places are kept."""
+        self.places[ticket.place - self._passed] = None
+        if len(self.places) > most:
+            self._compact()
 
     def oldest(self) -> Ticket | None:
         """Return who joined first; None when nobody waits."""
-        tickets = self.tickets
-        while tickets and not tickets[0].is_waiting:
-            tickets.popleft()
-        return tickets[0] if tickets else None
+        places = self.places
+        for at in range(self._first, len(places)):
+            ticket = places[at]
+            if ticket is not None:
+                self._first = at
+                return ticket
+        places.clear()
+        self._passed = self._first = 0
+        return None
 
-    def compact(self) -> None:
-        """Forget those that left from the middle."""
-        self.tickets = deque(one for one in self.tickets if one.is_waiting)
+    def _compact(self) -> None:
+        """Give up empty places: those at the beginning, or where they are few all of them."""
+        self.oldest()
+        first, places = self._first, self.places
+        if 2 * first >= len(places):
+            del places[:first]
+            self._passed += first
+        else:
+            staying = [one for one in places if one is not None]
+            for at, ticket in enumerate(staying):
+                ticket.place = at
+            self.places = [*staying]
+            self._passed = 0
+        self._first = 0
 
     def expired(self, now_s: float) -> Iterator[Ticket]:
         """Yield those whose deadline is reached, up to the first whose is not."""
         self.oldest()
-        for ticket in self.tickets:
+        for at in range(self._first, len(self.places)):
+            ticket = self.places[at]
+            if ticket is None:
+                continue
             if ticket.deadline_s > now_s:
                 return
-            if ticket.is_waiting:
-                yield ticket
+            yield ticket
+
+    def oldest_first(self) -> Iterator[Ticket]:
+        """Yield them. Nothing may join or leave meanwhile."""
+        return (ticket for ticket in self.places if ticket is not None)
+
+    def newest_first(self) -> Iterator[Ticket]:
+        """Yield them, what joined last first. Nothing may join or leave meanwhile."""
+        places = self.places
+        while places and places[-1] is None:
+            places.pop()
+        return (ticket for ticket in reversed(places) if ticket is not None)
 
 
 class TierState:
@@ -89,21 +127,26 @@ class TierState:
         """Return the tokens by which it is ahead of its share against another tier; below 0: behind."""
         return (self.start - other.start) * self.weight
 
-    def heads(self) -> list[tuple[float, int, Ticket, Lane]]:
-        """Return (start tag, number, request, lane) of each lane's next, the one whose turn it is first."""
-        found: list[tuple[float, int, Ticket, Lane]] = []
-        emptied = False
-        for lane in self.lanes:
+    def heads(self) -> list[tuple[Ticket, Lane]]:
+        """Return (request, lane) of each lane's next, the one whose turn it is first."""
+        lanes = self.lanes
+        if len(lanes) == 1:
+            lane = lanes[0]
             head = lane.next or lane.head(self.tags)
             if head is not None:
-                found.append(head)
+                return [(head, lane)]
+        found: list[tuple[float, int, Ticket, Lane]] = []
+        emptied = False
+        for lane in lanes:
+            head = lane.next or lane.head(self.tags)
+            if head is not None:
+                found.append((lane.next_tag, head.ticket_id, head, lane))
             elif lane.parked is None:
                 emptied = True
         if emptied:
             self._drop_empty_lanes()
-        if len(found) > 1:
-            found.sort()
-        return found
+        found.sort()
+        return [(head, lane) for _, _, head, lane in found]
 
     def charge_tenant(self, ticket: Ticket, in_turn: bool) -> None:
         """Count tokens that start against their tenant; those of a parked request count on parking."""
@@ -119,15 +162,11 @@ class TierState:
         self.tokens += ticket.tokens
         return (self._returned if ticket.requeues else self._by_age).add(ticket)
 
-    def remove(self, tokens: int) -> None:
-        """Count a request out; it is marked as not waiting already."""
+    def remove(self, ticket: Ticket) -> None:
+        """Count a request out."""
         self.requests -= 1
-        self.tokens -= tokens
-        most = 2 * self.requests + 64
-        if len(self._by_age.tickets) > most:
-            self._by_age.compact()
-        if len(self._returned.tickets) > most:
-            self._returned.compact()
+        self.tokens -= ticket.tokens
+        (self._returned if ticket.requeues else self._by_age).remove(ticket, 4 * self.requests + 256)
 
     def first_due(self) -> Ticket | None:
         """Return the one whose deadline comes first, but for those whose deadline is early."""
@@ -147,11 +186,7 @@ class TierState:
 
     def newest_first(self) -> Iterator[Ticket]:
         """Yield what waits, what joined last first, what was started once last of all."""
-        by_age = self._by_age.tickets
-        while by_age and not by_age[-1].is_waiting:
-            by_age.pop()
-        every = chain(reversed(by_age), self._returned.tickets)
-        return (ticket for ticket in every if ticket.is_waiting)
+        return chain(self._by_age.newest_first(), self._returned.oldest_first())
 
     def _drop_empty_lanes(self) -> None:
         """Forget lanes in which nothing waits."""

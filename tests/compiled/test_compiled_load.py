@@ -5,6 +5,7 @@ A project of two tiny packages stands for ours, with the same `compiled` package
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import signal
@@ -17,11 +18,15 @@ import pytest
 
 from compiled import build, compiler, load, sources
 from compiled.compiler import CannotBuild
-from compiled.modules import MODULES
+from compiled.modules import ACYCLIC, MODULES, REUSED
 from tests.compiled.conftest import ROOT, environment
 
 pytestmark = pytest.mark.timeout(900)
 
+LISTS = """MODULES: tuple[str, ...] = ("first.sums", "second.pairs")
+REUSED: dict[str, tuple[str, ...]] = {}
+ACYCLIC: tuple[str, ...] = ()
+"""
 PACKAGE = "from compiled.load import prefer\n\nprefer(__name__, __path__)\n"
 TINY = {
     "first/__init__.py": PACKAGE,
@@ -48,7 +53,7 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root
         shutil.copytree(ROOT / "compiled", root / "compiled", ignore=shutil.ignore_patterns("__pycache__"))
-        self.write("compiled/modules.py", 'MODULES: tuple[str, ...] = ("first.sums", "second.pairs")\n')
+        self.write("compiled/modules.py", LISTS)
         for path, text in TINY.items():
             self.write(path, text)
 
@@ -333,3 +338,28 @@ def test_slots_go_from_dataclasses_and_nothing_else_moves() -> None:
         "frozen=True, slots=True", "frozen=True, slots=False"
     ).replace("dataclass(slots=True", "dataclass(slots=False")
     assert build.HALF_DONE.startswith(".")  # hidden: never taken for a build
+
+
+def test_classes_to_be_reused_are_marked_for_the_compiler_and_no_line_moves() -> None:
+    top = '"""A."""\n\nfrom __future__ import annotations\n\nimport os\n\n\n'
+    text = top + "class A:\n    x = 1\n\n\nclass B:\n    y = os.sep\n\n\nclass C:\n    z = 3\n"
+    marked = sources.with_reuse(text, ("A", "B"), ("B",))
+    before, after = text.splitlines(), marked.splitlines()
+    added = {
+        3: "from __future__ import annotations; from typing import TYPE_CHECKING",
+        4: "if TYPE_CHECKING: from mypy_extensions import mypyc_attr",
+        7: "@mypyc_attr(free_list_len=1, acyclic=False)",
+        11: "@mypyc_attr(free_list_len=1, acyclic=True)",
+    }
+    assert after == [added.get(number, line) for number, line in enumerate(before, 1)]
+    assert sources.with_reuse(text, (), ("B",)) == text
+    with pytest.raises(ValueError, match="A needs a blank line above it and no decorator"):
+        sources.with_reuse(top + "@final\nclass A:\n    x = 1\n", ("A",), ())
+
+
+def test_the_lists_of_classes_name_classes_that_are_there() -> None:
+    for module, names in REUSED.items():
+        assert module in MODULES
+        tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+        assert set(names) <= {one.name for one in tree.body if isinstance(one, ast.ClassDef)}
+    assert set(ACYCLIC) <= {name for names in REUSED.values() for name in names}

@@ -1,0 +1,147 @@
+"""The order of flows and inside a flow, against plain sorting; and that what ended is let go at once."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+
+import pytest
+from gate_world import Server, assignment, open_gate, request, tenant
+
+from fleet.fairflows import FairTags, Flow, Lane
+from fleet.gate import Dispatch, Queued, Started
+from fleet.lines import Lines
+from fleet.outcomes import Outcome, Tier
+from fleet.tally import Tally
+from fleet.turns import Turns
+
+Draw = Callable[[random.Random, float], float]
+
+STARTS: dict[str, Draw] = {
+    "spread": lambda rng, now: now + rng.uniform(0, 1_000),
+    "far apart": lambda rng, now: now + rng.expovariate(1e-7),
+    "in clusters, many at once": lambda rng, now: now + rng.choice([0.0, 0.0, 5.0, 5.0 + 1e-9, 80_000.0]),
+    "all at once": lambda rng, now: 7.0,
+    "before those there": lambda rng, now: max(0.0, 1e6 - now) + rng.random(),
+}
+
+
+@pytest.fixture
+def lane() -> Lane:
+    return Lane(Lines(Tally()).find("llama", Tier.BATCH), None)
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_flows_have_their_turn_by_start_and_then_in_the_order_in_which_they_came(kind: str, lane: Lane):
+    rng, draw, turns = random.Random(5), STARTS[kind], Turns()
+    flows = [Flow(f"t{number}", 1, lane, FairTags().find("")) for number in range(600)]
+    standing: list[tuple[float, int, Flow]] = []  # sorted by hand: the truth
+    idle, count, now = list(flows), 0, 0.0
+    for step in range(6_000):
+        expected = min(standing, key=lambda turn: turn[:2], default=None)
+        assert turns.first() == expected
+        fills = step % 2_000 < 1_200  # it fills up to all of them, and empties, several times
+        if idle and (expected is None or rng.random() < (0.7 if fills else 0.1)):
+            flow, count = idle.pop(), count + 1
+            start = draw(rng, now)
+            turns.add(start, flow)
+            standing.append((start, count, flow))
+        elif expected is not None:
+            now, _, flow = expected
+            standing.remove(expected)
+            if rng.random() < (0.9 if fills else 0.2):
+                start, count = max(now, draw(rng, now)), count + 1
+                turns.put_back_first(start, flow)
+                standing.append((start, count, flow))
+            else:
+                turns.drop_first()
+                idle.append(flow)
+    assert count > 3_000
+
+
+@pytest.mark.parametrize("most", [3, 40, 200])
+def test_a_flow_starts_by_key_whether_it_is_short_or_was_long_and_whoever_leaves(most: int):
+    rng, server = random.Random(most), Server(open_gate())
+    while isinstance(last := server.offer(request(max_tokens=400)), Dispatch):
+        pass  # until the node is full
+    assert isinstance(last, Queued)
+    flow, waiting = last.ticket.flow, [last.ticket]
+    assert isinstance(flow, Flow)
+    lengths: set[int] = set()
+    for step in range(3_000):
+        server.now_s += rng.choice([0.0, 0.001])
+        grows = step % 1_000 < 700
+        if len(waiting) < most and (grows or len(waiting) < 2):
+            decision = server.offer(request(step, max_tokens=rng.choice([500, 900, 5_000])))
+            assert isinstance(decision, Queued)
+            waiting.append(decision.ticket)
+        else:
+            gone = rng.choice([flow.first(), rng.choice(waiting)])
+            assert gone is not None
+            waiting.remove(gone)
+            server.gate.cancel(gone, server.now_s)
+        lengths.add(len(waiting))
+        assert flow.requests == len(waiting)
+        assert flow.first() is min(waiting, key=lambda one: (one.key, one.ticket_id))
+    assert max(lengths) == most
+
+
+class Name(str):
+    """A text that can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_what_was_served_is_let_go_at_once_and_needs_no_search_for_cycles():
+    server = Server(open_gate(assignment({"acme": tenant(), "globex": tenant()})))
+    while isinstance(last := server.offer(request(tenant="globex")), Dispatch):
+        pass
+    assert isinstance(last, Queued)
+    del last
+    seen: list[weakref.ref[Name]] = []
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(300):
+            name = Name(f"n{number}")
+            seen.append(weakref.ref(name))
+            asked = request(number)
+            asked.request_id = name
+            server.offer(asked)
+            del asked, name
+            oldest = server.running.popleft()
+            server.gate.release(
+                oldest, prompt_tokens=100, output_tokens=9, outcome=Outcome.COMPLETED, now_s=server.now_s
+            )
+            del oldest
+            for event in server.gate.poll(server.now_s):
+                assert isinstance(event, Started)
+                server.running.append(event.lease)
+                del event
+        server.started.clear()
+        alive = sum(one() is not None for one in seen)
+    finally:
+        if was_on:
+            gc.enable()
+    waiting = server.gate.snapshot(server.now_s).queues[Tier.INTERACTIVE].requests
+    assert alive <= waiting + len(server.running) + 1  # one more: whose deadline came first when last asked
+    assert alive < 100  # most of them ran and ended
+
+
+def test_a_gate_that_is_let_go_with_requests_waiting_and_running_is_freed():
+    seen: list[weakref.ref[Name]] = []
+    for _ in range(3):
+        server = Server(open_gate())
+        for number in range(300):
+            name = Name(f"n{number}")
+            seen.append(weakref.ref(name))
+            asked = request(number)
+            asked.request_id = name
+            server.offer(asked)
+        assert server.gate.snapshot(0.0).queues[Tier.INTERACTIVE].requests > 0
+        assert server.running
+    del server, asked, name
+    gc.collect()
+    assert [one() for one in seen if one() is not None] == []
