@@ -33,6 +33,7 @@ class EngineLink:
         self._upstream = upstream
         self._retry_allowance = _RETRY_BURST
         self.prefills = Prefills(state, nodes, upstream, self.may_retry)
+        upstream.may_renew = self.may_renew
 
     async def open(self, passage: Passage, dispatch: Dispatch) -> Exchange:
         """Send the call to the dispatched node. Raises NodeFailed when no answer began."""
@@ -83,6 +84,13 @@ class EngineLink:
         if self._retry_allowance < 1.0:
             return False
         self._retry_allowance -= 1.0 + _RETRY_PART  # it is no request of its own when it is sent
+        return True
+
+    def may_renew(self) -> bool:
+        """Say whether the retry budget allows to send one again to its own node, and take it."""
+        if self._retry_allowance < 1.0:
+            return False
+        self._retry_allowance -= 1.0
         return True
 
     def failed(self, node: str, passage: Passage | None = None) -> None:

@@ -140,6 +140,8 @@ class Upstream:
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
         self.renewed = 0  # requests sent again because a kept connection had been closed under them
+        #: Asked before a request that is work is sent again: it takes a retry of the gateway's budget.
+        self.may_renew: Callable[[], bool] = _always
 
     async def __aenter__(self) -> Upstream:
         self._loop = asyncio.get_running_loop()
@@ -207,12 +209,22 @@ class Upstream:
             except BaseException as exc:
                 self._busy.discard(wire)
                 wire.cut()
-                if kept is None or not isinstance(exc, NodeFailed) or not _may_go_again(wire, request, exc):
+                if kept is None or not isinstance(exc, NodeFailed) or not self._renews(wire, request, exc):
                     raise
             # The node closed while we sent, as every server closes what is idle: no fault, and once.
             kept, self.renewed = None, self.renewed + 1
             wire = await self._connect(target.place, until_s - self._loop.time())
         return Exchange(self, target, wire, self._settings.idle_timeout_s)
+
+    def _renews(self, wire: Wire, request: bytes, exc: NodeFailed) -> bool:
+        """Say whether a lost request goes again: the node cannot have read it, and the budget has a retry.
+
+        A page is no work and may be read twice. The budget bounds what a node gets twice that reads all and
+        then resets: from here it looks like one that read nothing.
+        """
+        if request.startswith(b"GET "):
+            return wire.is_unread or exc.reason is Reason.UNREACHABLE
+        return wire.is_unread and self.may_renew()
 
     # -- connections --------------------------------------------------------------------------------
 
@@ -279,9 +291,8 @@ class Upstream:
             self._sweeper = self._loop.call_later(KEEP_ALIVE_S / 4, self._sweep)
 
 
-def _may_go_again(wire: Wire, request: bytes, exc: NodeFailed) -> bool:
-    """Say whether the node cannot have read the request, or may read it twice: a page is no work."""
-    return wire.is_unread or (exc.reason is Reason.UNREACHABLE and request.startswith(b"GET "))
+def _always() -> bool:
+    return True
 
 
 def _unconnected(exc: OSError) -> NodeFailed:

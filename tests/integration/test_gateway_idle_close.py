@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import random
+import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Generator
@@ -61,20 +63,30 @@ class Closer(asyncio.Protocol):
         if said is None:
             said = ANSWER
             self.node.served[head.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0]] += 1
+            if self.node.resets and self.node.served.total() % 2:
+                self.reset()
+                return
         text = said.encode()
         self.transport.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(text) + text
         )
         self.left -= 1
-        if self.left <= 0:
+        if self.left <= 0 and not self.node.resets:
             pause_s = self.node.rng.uniform(0.0, LATEST_S)
             self.timer = asyncio.get_running_loop().call_later(pause_s, self.transport.close)
 
+    def reset(self) -> None:
+        """End the connection as one does that has read nothing, though it was all read."""
+        linger = struct.pack("ii", 1, 0)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.transport.abort()
+
 
 class ClosingNode:
-    """The node, on a thread of its own."""
+    """The node, on a thread of its own. `resets`: each second request is read and its connection reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, resets: bool = False) -> None:
+        self.resets = resets
         self.name, self.rng = "node-1", random.Random(7)
         self.served: Counter[bytes] = Counter()  # times each request came whole
         self.open = set[asyncio.BaseTransport]()
@@ -135,6 +147,21 @@ def test_a_node_that_closes_kept_connections_at_random_costs_no_client_a_request
         # No failure of the node's, no retry of the budget's.
         assert gateway.metric("rhodeck_gateway_node_failures_total") == 0
         assert gateway.metric("rhodeck_gateway_retries_total") == 0
+
+
+def test_a_node_that_resets_what_it_has_read_gets_no_more_twice_than_the_retry_budget(
+    tmp_path: Path,
+) -> None:
+    requests, burst, part = 200, 10, 0.1  # retries at once, and for each request
+    with ClosingNode(resets=True).serving() as node, GatewayProcess(tmp_path / "gw").running() as gateway:
+        gateway.push_and_open([node])  # type: ignore[list-item]
+        seen = Counter[int]()
+        ask(gateway.port, requests, seen)
+        assert set(seen) == {200, 502}
+        twice = sum(times - 1 for times in node.served.values())
+        assert max(node.served.values()) == 2
+        assert burst <= twice <= burst + part * requests
+        assert gateway.metric("rhodeck_gateway_renewed_total") >= twice  # looks at the node are in it, too
 
 
 def test_a_node_that_has_the_request_and_dies_does_not_get_it_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,11 +54,39 @@ def read_nothing(connection: socket.socket) -> bytes:
     return b""
 
 
+def reset(connection: socket.socket) -> None:
+    """Have the connection end with a reset, whatever was read."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def read_all_and_reset(connection: socket.socket) -> bytes:
+    """Read one request and reset: nobody can tell that it was read."""
+    got = connection.recv(65_536)
+    reset(connection)
+    return got
+
+
+def begin_to_answer_and_reset(connection: socket.socket) -> bytes:
+    """Read nothing of a request, say one byte of an answer, and reset."""
+    read_nothing(connection)
+    connection.sendall(b"H")
+    reset(connection)
+    return b""
+
+
+def say_continue_and_reset(connection: socket.socket) -> bytes:
+    """Read nothing of a request, have the client go on, and reset."""
+    read_nothing(connection)
+    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    reset(connection)
+    return b""
+
+
 def read_all_and_reset_later(connection: socket.socket) -> bytes:
     """Read one request, work on it, and be reset, as by a balancer that takes the connection for idle."""
     got = connection.recv(65_536)
     time.sleep(RESET_WITHIN_S + 0.2)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset(connection)
     return got
 
 
@@ -95,13 +124,19 @@ class Node:
                 thread.join(WAIT_S)
 
 
-def ends(node: Node, count: int, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> tuple[str, int]:
+def ends(
+    node: Node,
+    count: int,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    may_renew: Callable[[], bool] = lambda: True,
+) -> tuple[str, int]:
     """Send requests one after the other; return how each ended, and how many were renewed."""
     settings = Settings(name="gw", state_dir=Path("unused"), first_byte_timeout_s=WAIT_S)
 
     async def play() -> tuple[str, int]:
         said = ""
         async with Upstream(settings) as upstream:
+            upstream.may_renew = may_renew
             for number in range(count):
                 try:
                     exchange = await upstream.post(node.url, b'{"n":%d}' % number, "r1")
@@ -143,6 +178,27 @@ def test_it_is_sent_again_once_and_never_from_a_new_connection(
     node = Node([answer, read_nothing], [read_nothing], [read_nothing], [answer])
     assert ends(node, 4, new_loop) == ("+--+", 1)
     assert node.connections == 4
+
+
+@LOOPS
+@pytest.mark.parametrize("act", [begin_to_answer_and_reset, say_continue_and_reset])
+def test_a_request_of_whose_answer_a_byte_came_is_not_sent_again(
+    act: Act, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    node = Node([answer, act], [answer])
+    assert ends(node, 3, new_loop) == ("+-+", 0)
+
+
+@LOOPS
+def test_what_a_node_gets_twice_is_bounded_by_the_budget(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    # Each connection takes one request well, reads the next and resets: two retries are allowed in all.
+    left = iter([True, True])
+    node = Node(*[[answer, read_all_and_reset]] * 5)
+    assert ends(node, 8, new_loop, lambda: next(left, False)) == ("+++-+-+-", 2)
+    bodies = [got.partition(b"\r\n\r\n")[2] for got in node.got]
+    assert Counter(Counter(bodies).values()) == {2: 2, 1: 6}
 
 
 class Probe(asyncio.Protocol):
