@@ -16,6 +16,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from admission.quota_lease import QuotaLeases
 from admission.quota_scripts import BEAT, RESERVE, SCRIPTS, SETTLE
@@ -92,6 +93,8 @@ class ExactQuotas:
     _tenants: frozenset[str] = frozenset()
     _held: dict[str, _Held] = field(default_factory=dict[str, _Held])
     _holds: dict[int, Hold] = field(default_factory=dict[int, Hold])  # by lease id
+    _left: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    _charged: dict[str, int] = field(default_factory=dict[str, int])  # when the store was given up
     _refusals: Refusals = field(init=False)
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
     _old: list[StoreWire] = field(default_factory=list[StoreWire])
@@ -146,8 +149,9 @@ class ExactQuotas:
             self._give_up(wire, exc)
             self.counts.by_lease += 1
             return None
-        if answer == [1]:
+        if _is_taken(answer):
             self.counts.reserved += 1
+            self._note_left(account.name, answer[1:])
             return hold
         self._forget(hold)
         self.counts.refused += 1
@@ -181,6 +185,7 @@ class ExactQuotas:
                 reset_s = wait_us / 1e6 if wait_us >= 0 else None
                 is_rate = name == b"tokens_per_minute" and quota > 0
                 left = account.policy.burst_tokens - used if is_rate else None
+                self._note_left(account.name, [] if left is None else [left])
                 limit = Limit(name.decode(), quota, used, needed, reset_s, left)
                 account.count_refused(tokens)
                 return self._refusals.refuse_quota(
@@ -238,7 +243,7 @@ class ExactQuotas:
         """Give back what a reservation nobody waits for any more turns out to hold, the way it came."""
 
         def came(future: asyncio.Future[Reply]) -> None:
-            if not future.cancelled() and future.exception() is None and future.result() == [1]:
+            if not future.cancelled() and future.exception() is None and _is_taken(future.result()):
                 self._end(hold, 0, wire)
             elif hold.is_open:
                 self._forget(hold)
@@ -280,8 +285,27 @@ class ExactQuotas:
         )
         log.warning("quota store given up", extra={"store": self.address.shown, "reason": reason})
         self._open_or_close()
+        self._go_on_from_what_was_left()
         self._old.append(wire)  # late answers are still heard
         self._lost.set()
+
+    def _note_left(self, tenant: str, left: list[Reply]) -> None:
+        """Keep what the store said is left of a tenant's burst, if it said so."""
+        if left and isinstance(left[0], int):
+            self._left[tenant] = left[0], self.clock.monotonic_s()
+
+    def _go_on_from_what_was_left(self) -> None:
+        """Leave each lease its part of what the store had left: no burst of its own, however often."""
+        now_s = self.clock.monotonic_s()
+        for tenant in self._tenants:
+            account = self.gate.accounts.find(tenant)
+            if account is None:
+                continue
+            share, burst_tokens = account.share.burst_tokens, account.policy.burst_tokens
+            if tenant in self._left and burst_tokens:
+                left, at_s = self._left.pop(tenant)
+                account.bucket.resume(left * share // burst_tokens, now_s - at_s)
+            self._charged[tenant] = account.bucket.charged_tokens
 
     async def run(self) -> None:
         """Reach the store, beat, and reach it again when it was given up, until cancelled."""
@@ -348,7 +372,7 @@ class ExactQuotas:
             self._give_up(wire, exc)
 
     def _beats(self, wire: StoreWire, *, since_away: bool) -> list[asyncio.Future[Reply]]:
-        """Send what is held, by tenant; `since_away`: and what this gateway's own bucket has to pay off."""
+        """Send what is held, by tenant; `since_away`: and what was used meanwhile and not paid off."""
         now_s = self.clock.monotonic_s()
         sent: list[asyncio.Future[Reply]] = []
         for tenant in sorted(self._tenants | self._held.keys()):
@@ -356,9 +380,20 @@ class ExactQuotas:
             held = self._held.get(tenant) or _Held()
             if account is None or not (held.requests or since_away or tenant in self._held):
                 continue
-            owed = account.share.burst_tokens - account.bucket.left_tokens(now_s) if since_away else 0
+            owed = self._owed(account, now_s) if since_away else 0
             words = [held.tokens, held.requests, max(0, owed), self._rate(account)]
             sent.append(self._send(wire, BEAT, tenant, words))
             if not held.requests:
                 self._held.pop(tenant, None)  # said once that nothing is held any more
         return sent
+
+    def _owed(self, account: Account, now_s: float) -> int:
+        """Return what the store has to be told was used: no more than was, nor than the bucket lacks."""
+        bucket = account.bucket
+        used = bucket.charged_tokens - self._charged.get(account.name, 0)
+        return min(used, account.share.burst_tokens - bucket.left_tokens(now_s))
+
+
+def _is_taken(answer: Reply) -> TypeGuard[list[Reply]]:
+    """Say whether the store reserved what it was asked for."""
+    return isinstance(answer, list) and answer[:1] == [1]
