@@ -33,3 +33,8 @@ def test_the_gates_own_suites_hold_among_them_twenty_thousand_steps_in_any_order
 def test_the_suites_of_its_parts_hold(run_suite: RunSuite) -> None:
     left_out = [f"--deselect={FLEET}{name}" for name in PATCHES]
     assert run_suite(*left_out, *(f"{FLEET}test_{name}.py" for name in PARTS)) >= 100
+
+
+def test_values_are_sent_to_other_processes_and_packed_as_by_plain_python(run_suite: RunSuite) -> None:
+    suites = (f"{FLEET}test_replay_nodes_travel.py", "tests/unit/control/test_buffered_rounds.py")
+    assert run_suite(*suites) >= 5
