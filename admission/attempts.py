@@ -11,16 +11,17 @@ from collections.abc import Awaitable, Callable
 from admission.answers import Answer, outcome_answer, refusal_answer
 from admission.disaggregation import PrefillFailed
 from admission.engine_link import EngineLink
+from admission.inbound import Inbound
 from admission.passage import Passage
 from admission.recalls import Recalled
 from admission.state import GatewayState
 from admission.upstream import NodeFailed
-from fleet.offers import Dispatch, Evicted, Refused, Request
+from fleet.offers import Dispatch, Evicted, Queued, Refused, Request
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
 #: Sends to the dispatched node and relays its answer. Raises NodeFailed only before the client got a byte.
-ExchangeWith = Callable[[Passage, Dispatch], Awaitable[None]]
+ExchangeWith = Callable[[Passage, Inbound, Dispatch], Awaitable[None]]
 
 
 class Attempts:
@@ -30,17 +31,17 @@ class Attempts:
         self._state = state
         self._link = link
 
-    async def serve(self, passage: Passage, exchange: ExchangeWith) -> Answer | None:
+    async def serve(self, passage: Passage, request: Inbound, exchange: ExchangeWith) -> Answer | None:
         """Admit and send until it is answered. Return what the client is to be told instead; None: nothing.
 
         The passage has ended when this returns.
         """
-        avoid: tuple[str, ...] = ()
+        avoid: list[str] = []
         had: dict[str, NodeFailed] = {}  # by node that received it: how that ended
         if (counts := self._state.prompt_counts) is not None:
             passage.counted(await counts.tokens(passage.call), counts.basis)
         room, tries_left = self._state.room, self._state.settings.retries
-        decision = await self._admit(passage, avoid)
+        decision: Dispatch | Refused | Evicted = await self._admit(passage, ())
         while True:
             passage.decided(decision)
             if not isinstance(decision, Dispatch):
@@ -52,9 +53,10 @@ class Attempts:
                 return self._failed(passage, had[decision.node])
             passage.dispatched(decision)
             try:
-                if room.recalls.is_safe(decision.lease):
-                    return await self._attempt(passage, decision, exchange)
-                return await self._guarded(passage, decision, exchange)
+                if not self._is_plain(passage, decision):
+                    return await self._guarded(passage, request, decision, exchange)
+                await exchange(passage, request, decision)
+                return None
             except Recalled as recalled:  # compiled, a name holds one kind of exception in a function
                 passage.taken_back(str(recalled))
                 decision = await room.wait_again(recalled)
@@ -66,35 +68,52 @@ class Attempts:
                 tries_left -= 1
                 reached = exc.reason is not Reason.REFUSED
                 passage.gave_up(str(exc), reached_engine=reached)
-                avoid = (*avoid, decision.node)
+                avoid.append(decision.node)
                 if reached:
                     had[decision.node] = exc
-                decision = await self._admit(passage, avoid)
+                decision = await self._admit(passage, tuple(avoid))
 
     async def _admit(self, passage: Passage, avoid: tuple[str, ...]) -> Dispatch | Refused | Evicted:
         passage.waiting()
         asked = self._request(passage, avoid)
         passage.entry.prompt_tokens = asked.prompt_tokens
-        decision = await self._state.room.admit(asked)
+        room = self._state.room
+        first = room.at_once(asked)
+        decision: Dispatch | Refused | Evicted
+        if first is None:
+            decision = await room.admit(asked)
+        elif isinstance(first, Queued):
+            decision = await room.wait(first.ticket)
+        else:
+            decision = first
         while isinstance(decision, Refused) and decision.outcome is Outcome.NO_NODES:
             if not await self._link.catch_up():
                 break
-            decision = await self._state.room.admit(asked)
+            decision = await room.admit(asked)
         return decision
 
-    def _guarded(
-        self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith
-    ) -> Awaitable[Answer | None]:
-        """Attempt it, stopped where its room is taken back (Recalled)."""
-        recalls = self._state.room.recalls
-        return recalls.guarded(dispatch.lease, lambda: self._attempt(passage, dispatch, exchange))
+    def _is_plain(self, passage: Passage, dispatch: Dispatch) -> bool:
+        """Say whether one exchange is all there is to it: no other phase, and its room is its own."""
+        is_safe = self._state.room.recalls.is_safe(dispatch.lease)
+        return is_safe and not self._link.prefills.has_phases(passage, dispatch)
 
-    async def _attempt(self, passage: Passage, dispatch: Dispatch, exchange: ExchangeWith) -> Answer | None:
+    def _guarded(
+        self, passage: Passage, request: Inbound, dispatch: Dispatch, exchange: ExchangeWith
+    ) -> Awaitable[Answer | None]:
+        """Attempt it, in both its phases, stopped where its room is taken back (Recalled)."""
+        recalls, lease = self._state.room.recalls, dispatch.lease
+        if recalls.is_safe(lease):
+            return self._attempt(passage, request, dispatch, exchange)
+        return recalls.guarded(lease, lambda: self._attempt(passage, request, dispatch, exchange))
+
+    async def _attempt(
+        self, passage: Passage, request: Inbound, dispatch: Dispatch, exchange: ExchangeWith
+    ) -> Answer | None:
         refused: Refused | None = None
         if self._link.prefills.has_phases(passage, dispatch):
             refused = await self._link.prefills.run(passage, dispatch)
         if refused is None:
-            await exchange(passage, dispatch)
+            await exchange(passage, request, dispatch)
             return None
         passage.decided(refused)
         passage.finish(refused.outcome)

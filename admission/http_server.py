@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import httptools
 
 from admission import request_lines
-from admission.inbound import HeaderList, Inbound
+from admission.inbound import HeaderList, Inbound, Way
 from admission.request_lines import BAD, Refusal, is_coded, target_of
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ LINGER_S = 2.0
 _NEVER = float("inf")
 
 
-class Connection:
+class Connection(Way):
     """Parses heads and bodies, runs one handler at a time, answers in the order of the requests."""
 
     __slots__ = (
         "_address", "_bare", "_begun", "_body_until_s", "_current", "_drain", "_has_begun", "_has_served",
         "_headers", "_is_body_held", "_is_deaf", "_is_held", "_is_offer", "_is_repeated", "_limits",
         "_listener", "_loop", "_now", "_parser", "_queue", "_read_due_s", "_reading", "_refusal",
-        "_transport", "_url", "_write_due_s", "due_s", "is_writable", "port",
+        "_transport", "_url", "_write_due_s", "due_s",
     )  # fmt: skip
 
     def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import http
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -31,16 +31,23 @@ class BodyTooLarge(Exception):
     """The body passed the limit; the rest was not read."""
 
 
-class Way(Protocol):
-    """The connection as a request sees it."""
+class Way(ABC):
+    """The connection as a request sees it. A base, for compiled calls by it go straight."""
+
+    __slots__ = ("is_writable", "port")
 
     is_writable: bool  # False: the client does not read what is written
     port: int  # of ours that it came in by
 
+    @abstractmethod
     def date(self) -> bytes: ...
+    @abstractmethod
     def send(self, data: bytes) -> None: ...
+    @abstractmethod
     async def drained(self) -> None: ...
+    @abstractmethod
     def hold_back(self, *, is_held: bool) -> None: ...
+    @abstractmethod
     def answered(self, request: Inbound) -> None: ...
 
 
@@ -108,6 +115,20 @@ class Inbound:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def body_at_hand(self, limit_bytes: int, book: Callable[[int], None]) -> bytes | None:
+        """Return the body if it came in one piece and is whole, as `body` does; None: wait for it there."""
+        if not self.is_whole or len(self._parts) != 1:
+            return None
+        if self._unread > limit_bytes:
+            raise BodyTooLarge
+        book(self._unread)
+        whole = self._parts.pop()
+        self._unread = 0
+        if self._is_held:
+            self._is_held = False
+            self._way.hold_back(is_held=False)
+        return whole
 
     def _ask_for_body(self) -> None:
         """Tell a client that waits for it to send the body."""

@@ -104,7 +104,9 @@ class Proxy:
             caller = self._identify(request)
             if _declared_length(request) > state.settings.body_bytes:
                 raise BodyTooLarge
-            raw = await request.body(state.settings.body_bytes, booking.book)
+            raw = request.body_at_hand(state.settings.body_bytes, booking.book)
+            if raw is None:
+                raw = await request.body(state.settings.body_bytes, booking.book)
             if endpoint not in PASSED:
                 return caller, self._parse(endpoint, raw)
             send_answer(request, await self.passed.answer(caller, endpoint, raw))
@@ -133,7 +135,10 @@ class Proxy:
             state.metrics.repeated[passage.flow] += 1
         try:
             request.watch()
-            await self._serve(passage, request)
+            answer = await self._attempts.serve(passage, request, self._exchange)
+            if answer is not None:
+                request.disarm()
+                send_answer(request, answer, more=passage.headers())
         except ClientLeft:
             passage.finish(Outcome.CLIENT_GONE)
         except asyncio.CancelledError:
@@ -178,14 +183,6 @@ class Proxy:
             )
         return call
 
-    async def _serve(self, passage: Passage, request: Inbound) -> None:
-        answer = await self._attempts.serve(
-            passage, lambda passage, dispatch: self._exchange(passage, request, dispatch)
-        )
-        if answer is not None:
-            request.disarm()
-            send_answer(request, answer, more=passage.headers())
-
     # -- the exchange -------------------------------------------------------------------------------
 
     async def _exchange(self, passage: Passage, request: Inbound, dispatch: Dispatch) -> None:
@@ -206,7 +203,10 @@ class Proxy:
             exchange.close()
 
     async def _relay_whole(self, passage: Passage, request: Inbound, exchange: Exchange) -> None:
-        body = await exchange.body(self._state.settings.answer_bytes)
+        most_bytes = self._state.settings.answer_bytes
+        body = exchange.body_at_hand(most_bytes)
+        if body is None:
+            body = await exchange.body(most_bytes)
         status = exchange.status
         if status >= 500:
             raise NodeFailed(Reason.HTTP_ERROR, f"it answered {status}")

@@ -97,13 +97,22 @@ class Exchange:
         """
         return self._wire.pipe(sink, self._idle_timeout_s)
 
+    def body_at_hand(self, limit_bytes: int) -> bytes | None:
+        """Return the whole body if it came with the head; None: wait for it by `body`."""
+        if not self._wire.is_done:
+            return None
+        whole = self._wire.take()
+        if len(whole) > limit_bytes:
+            raise NodeFailed(Reason.TOO_LARGE, f"the answer is larger than {limit_bytes} bytes")
+        return whole
+
     async def body(self, limit_bytes: int) -> bytes:
         """Return the whole body. Raises NodeFailed as `read` does, or when it is over `limit_bytes`."""
         parts: list[bytes] = []
         size = 0
         is_read = False
         while not is_read:
-            is_read = self._wire.is_done  # most came in one packet: then there is nothing to wait for
+            is_read = self._wire.is_done  # then there is nothing to wait for
             chunk = self._wire.take() if is_read else await self._wire.read(self._idle_timeout_s)
             parts.append(chunk)
             size += len(chunk)

@@ -13,7 +13,18 @@ from admission.exact_quota import ExactQuotas
 from admission.recalls import Place, RecallBook, Recalled
 from fleet.clock import Clock
 from fleet.gate import Gate
-from fleet.offers import Dispatch, Event, Evicted, Lease, Queued, Refused, Request, Started, Ticket
+from fleet.offers import (
+    Decision,
+    Dispatch,
+    Event,
+    Evicted,
+    Lease,
+    Queued,
+    Refused,
+    Request,
+    Started,
+    Ticket,
+)
 from fleet.outcomes import Outcome
 
 _NEVER = float("inf")
@@ -55,14 +66,27 @@ class WaitingRoom:
         return decision
 
     async def _admit(self, request: Request) -> Dispatch | Refused | Evicted:
+        decision = self._offer(request)
+        return await self.wait(decision.ticket) if isinstance(decision, Queued) else decision
+
+    def at_once(self, request: Request) -> Decision | None:
+        """Return what the gate decides now; None: `admit` it, the store must be asked first.
+
+        Of a request that is Queued, `wait` for what becomes of it, before anything else.
+        """
+        return self._offer(request) if self.exact is None else None
+
+    def _offer(self, request: Request) -> Decision:
         now_s = self._clock.monotonic_s()
         decision = self._gate.offer(request, now_s)
         if not isinstance(decision, Queued):
             due_s = self._gate.next_deadline_s()
             if due_s is not None and due_s <= now_s:  # the offer started or displaced others
                 self.pump()
-            return decision
-        ticket = decision.ticket
+        return decision
+
+    async def wait(self, ticket: Ticket) -> Dispatch | Evicted:
+        """Return what becomes of a queued request. Cancelled: its place, or its lease, is given back."""
         waiter: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._waiters[ticket] = waiter
         self.pump()
