@@ -86,8 +86,8 @@ class Attempts:
             decision = await room.wait(first.ticket)
         else:
             decision = first
-        while isinstance(decision, Refused) and decision.outcome is Outcome.NO_NODES:
-            if not await self._link.catch_up():
+        while not isinstance(decision, Dispatch) and decision.outcome is Outcome.NO_NODES:
+            if not await self._link.catch_up():  # who waited while this process stood still is offered anew
                 break
             decision = await room.admit(asked)
         return decision

@@ -15,7 +15,7 @@ import pytest
 
 from fleet.budget import STALE_AFTER_S
 from tests.gateway_group import Callers, GatewayGroup
-from tests.gateway_process import FakeEngine, GatewayProcess, chat, eventually
+from tests.gateway_process import FakeEngine, GatewayProcess, assignment, chat, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +85,34 @@ def test_who_asked_while_a_process_stood_still_is_served_when_it_goes_on(
         time.sleep(STALE_AFTER_S + 1.5)
         os.kill(gateway.process.pid, signal.SIGCONT)
         assert [one.result(60) for one in asked] == [200] * 8
+
+
+def test_who_waited_when_a_process_stood_still_beyond_their_timeout_is_sent_on(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    """Their time was up and no node was known as open when it went on; neither was the node's fault."""
+    batch = {"X-Rhodeck-Tier": "batch"}
+    patient = GatewayProcess(tmp_path / "gw", "--poll-timeout-s", "1.5")
+    with patient.running() as gateway, ThreadPoolExecutor(4) as threads:
+        document = assignment([engine])
+        document["nodes"][0]["max_num_seqs"] = 1
+        document["policy"]["tiers"]["batch"]["queue_timeout_s"] = STALE_AFTER_S
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 1)
+
+        def ask(text: str) -> int:
+            with gateway.client(**batch) as client:
+                return client.post("/v1/chat/completions", json=chat(text)).status_code
+
+        asked = [threads.submit(ask, "tokens=20 pause=0.2")]
+        eventually(lambda: gateway.status()["in_flight_requests"] == 1)
+        asked += [threads.submit(ask, "tokens=1") for _ in range(3)]
+        eventually(lambda: gateway.status()["queues"]["batch"]["requests"] == 3)
+        os.kill(gateway.process.pid, signal.SIGSTOP)
+        eventually(lambda: engine.running == 0)
+        time.sleep(STALE_AFTER_S + 1.5)
+        os.kill(gateway.process.pid, signal.SIGCONT)
+        assert [one.result(60) for one in asked] == [200] * 4
 
 
 def test_a_process_that_stops_for_a_while_goes_on_as_it_was(tmp_path: Path, engine: FakeEngine) -> None:

@@ -6,6 +6,9 @@ The truth is the engine's: tokens it was let to produce, against what the quota 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -179,3 +182,67 @@ def test_a_process_with_all_the_traffic_is_lent_the_room_of_the_others_until_its
             assert [budget(one) for one in group.members] == [whole // 3] * 3
         finally:
             crowd.end()
+
+
+class Watch:
+    """The most requests that ran in an engine at once, looked at all the time."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.most = 0
+        self._engine = engine
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._is_over.wait(0.05):
+            self.most = max(self.most, self._engine.running)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(60)
+
+
+def patient(address: str, count: int) -> list[httpx.Client]:
+    """Return clients that wait for a process that stands still."""
+    return [httpx.Client(base_url=address, trust_env=False, timeout=400) for _ in range(count)]
+
+
+@pytest.mark.timeout(600)
+def test_room_lent_to_a_process_that_hangs_goes_to_others_and_it_comes_back_with_no_more_than_its_part(
+    database: FreshDatabase, tmp_path: Path, controllers: Controllers
+) -> None:
+    # 408 tokens may be booked, 20 each: 20 run at once. Two processes that both took themselves for the
+    # borrower of 0.9 of that would have 36 run.
+    small = FakeEngine("node-1", kv_blocks=30)
+    whole = int(30 * 16 * 0.85)
+    fits = whole // USED_TOKENS
+    with (
+        small.serving() as engine,
+        GatewayGroup(tmp_path / "gw", 3, "--hang-s", "600").running() as group,
+        Watch(engine) as watch,
+    ):
+        key = register(database, engine, {one.name: one.base_url for one in group.members}, 10**6)
+        controllers.start("c1")
+        wait_until_served(group.members)
+        hung, other, _ = group.members
+        crowds = [Crowd(patient(hung.base_url, 24), key, pause_s=0.2, token_s=0.3)]
+        try:
+            eventually(lambda: room(hung) > 0.8)
+            os.kill(group.pid(hung), signal.SIGSTOP)
+            crowds.append(Crowd(patient(other.base_url, 24), key, pause_s=0.2, token_s=0.3))
+            # What it had borrowed is over by its own clock; then it goes to where requests wait.
+            eventually(lambda: room(other) > 0.6)
+            os.kill(group.pid(hung), signal.SIGCONT)
+            served = len(engine.served)
+            eventually(lambda: len(engine.served) >= served + 2 * fits)
+            crowds.pop().end()
+            eventually(lambda: room(hung) > 0.8)
+        finally:
+            os.kill(group.pid(hung), signal.SIGCONT)
+            for crowd in crowds:
+                crowd.end()
+    assert fits - 4 <= watch.most <= fits + 4  # an engine may notice ends a moment after the gateway does
