@@ -62,15 +62,12 @@ class Group:
         self.candidates = len(found)
         if not found:
             return None
-        return max(found, key=_room) if by_room else min(found, key=_load)
-
-
-def _load(book: NodeBudget) -> float:
-    return book.load  # big nodes carry more
-
-
-def _room(book: NodeBudget) -> int:
-    return book.room
+        best = found[0]
+        if len(found) > 1:
+            for book in found:  # as `max` and `min`, which would call a function for each
+                if book.room > best.room if by_room else book.load < best.load:
+                    best = book
+        return best
 
 
 class Pool:

@@ -8,6 +8,7 @@ Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 #: How many tokens a flow that ran while others were blocked may owe them at least.
 LARGEST_DEBT_TOKENS = 65_536
-#: A flow is kept in order, and looked through for what stands before a newcomer, up to so many.
-_SHORT = 32
+#: A flow is looked through for what stands before a newcomer up to so many.
+_LOOKED_THROUGH = 32
+#: It is kept in order up to so many; beyond, moving them up would cost more than a heap's cold steps.
+_IN_ORDER = 512
 #: Sizes from 2^63 tokens on count as one.
 _MOST_BITS = 64
 
@@ -28,6 +31,10 @@ _MOST_BITS = 64
 def _bits(tokens: int) -> int:
     bits = tokens.bit_length()
     return bits if bits < _MOST_BITS else _MOST_BITS - 1
+
+
+def _key(ticket: Ticket) -> float:
+    return ticket.key
 
 
 class Tag:
@@ -117,30 +124,29 @@ class Flow:
         if not self.requests:
             self.since_s = ticket.arrived_at_s
             self.served_tokens = 0
-        if not self.is_long and len(self.listed) >= _SHORT:
+        if not self.is_long and len(self.listed) >= _IN_ORDER:
             self.heap = [(one.key, one.ticket_id, one) for one in self.listed]
             self.listed.clear()
             self.is_long = True
         if self.is_long:
             heapq.heappush(self.heap, (ticket.key, ticket.ticket_id, ticket))
         else:
-            self._insert(ticket)
+            listed, key = self.listed, ticket.key
+            low, high = 0, len(listed)
+            if high and key >= listed[-1].key:
+                low = high
+            while low < high:  # to where its key belongs, after equal ones: numbers only grow
+                middle = (low + high) >> 1
+                if key < listed[middle].key:
+                    high = middle
+                else:
+                    low = middle + 1
+            listed.insert(low, ticket)
         tokens = ticket.tokens
         self.requests += 1
         self.tokens += tokens
         if self.tokens_by_bits is not None:
             self.tokens_by_bits[_bits(tokens)] += tokens
-
-    def _insert(self, ticket: Ticket) -> None:
-        """List a request at its place. What came last most often stands last: look from there."""
-        listed, key = self.listed, ticket.key
-        place = len(listed)
-        while place:
-            before = listed[place - 1]
-            if before.key < key or (before.key == key and before.ticket_id < ticket.ticket_id):
-                break
-            place -= 1
-        listed.insert(place, ticket)
 
     def first(self) -> Ticket | None:
         """Return what is next in it; None when nothing waits."""
@@ -167,21 +173,24 @@ class Flow:
             if listed[0] is ticket:
                 self.lane.next = None
                 del listed[0]
-            else:
-                listed.remove(ticket)
+                return
+            place = bisect.bisect_left(listed, ticket.key, key=_key)
+            while listed[place] is not ticket:
+                place += 1
+            del listed[place]
             return
         heap = self.heap
         if heap[0][2] is ticket:
             heapq.heappop(heap)
             self.lane.next = None
-        elif len(heap) > 2 * self.requests + _SHORT:
+        elif len(heap) > 2 * self.requests + _LOOKED_THROUGH:
             self.heap = [entry for entry in heap if entry[2].is_waiting]
             heapq.heapify(self.heap)
 
     def tokens_before(self, ticket: Ticket) -> int:
         """Return the tokens of what stands before one about to join; in a long queue by size alone."""
         key = ticket.key
-        if not self.is_long:
+        if not self.is_long and len(self.listed) <= _LOOKED_THROUGH:
             tokens, listed = self.tokens, self.listed
             place = len(listed)
             while place:
@@ -191,10 +200,12 @@ class Flow:
                     break
                 tokens -= one.tokens
             return tokens
-        if len(self.heap) <= _SHORT:
+        if self.is_long and len(self.heap) <= _LOOKED_THROUGH:
             return sum(one.tokens for at, _, one in self.heap if at <= key and one.is_waiting)
         if self.tokens_by_bits is None:
             self.tokens_by_bits = by_bits = [0] * _MOST_BITS
+            for one in self.listed:
+                by_bits[_bits(one.tokens)] += one.tokens
             for _, _, one in self.heap:
                 if one.is_waiting:
                     by_bits[_bits(one.tokens)] += one.tokens

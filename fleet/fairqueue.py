@@ -217,11 +217,6 @@ class FairQueue:
         """Return how many requests of a tier wait."""
         return self.tiers[tier].requests
 
-    def standing(self, tier: Tier) -> tuple[int, int]:
-        """Return how many requests and tokens of a tier wait."""
-        state = self.tiers[tier]
-        return state.requests, state.tokens
-
     def newest_first(self, tier: Tier) -> Iterator[Ticket]:
         """Yield what waits in a tier, what joined last first. Nothing may join or leave meanwhile."""
         return self.tiers[tier].newest_first()

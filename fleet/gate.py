@@ -203,7 +203,8 @@ class Gate:
         victims = self._bounds.to_displace(ticket)
         if victims is None:
             return self._bounds.full(ticket, now_s)
-        ticket.ahead_requests, ticket.ahead_tokens = self._queue.standing(ticket.tier)
+        ahead = ticket.line.state
+        ticket.ahead_requests, ticket.ahead_tokens = ahead.requests, ahead.tokens
         account = ticket.holder
         account.accept(ticket.tokens, ticket.is_ghost, ticket.is_charged)
         account.queued += 1

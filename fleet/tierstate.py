@@ -17,11 +17,11 @@ from fleet.outcomes import Tier
 class _ByAge:
     """Requests in the order in which they joined. Who leaves is let go at once: its place stays empty."""
 
-    __slots__ = ("_first", "_latest_s", "_passed", "places")
+    __slots__ = ("_first", "_latest_s", "passed", "places")
 
     def __init__(self) -> None:
         self.places: list[Ticket | None] = []
-        self._passed = 0  # places that were given up before the first of them
+        self.passed = 0  # places that were given up before the first of them
         self._first = 0  # no request stands in a place before this one
         self._latest_s = 0.0  # latest deadline among them
 
@@ -31,15 +31,9 @@ class _ByAge:
         is_early = bool(places) and ticket.deadline_s < self._latest_s
         if not is_early:
             self._latest_s = ticket.deadline_s
-        ticket.place = self._passed + len(places)
+        ticket.place = self.passed + len(places)
         places.append(ticket)
         return is_early
-
-    def remove(self, ticket: Ticket, most: int) -> None:
-        """Let a request go; at most about `most` places are kept."""
-        self.places[ticket.place - self._passed] = None
-        if len(self.places) > most:
-            self._compact()
 
     def oldest(self) -> Ticket | None:
         """Return who joined first; None when nobody waits."""
@@ -50,22 +44,22 @@ class _ByAge:
                 self._first = at
                 return ticket
         places.clear()
-        self._passed = self._first = 0
+        self.passed = self._first = 0
         return None
 
-    def _compact(self) -> None:
+    def compact(self) -> None:
         """Give up empty places: those at the beginning, or where they are few all of them."""
         self.oldest()
         first, places = self._first, self.places
         if 2 * first >= len(places):
             del places[:first]
-            self._passed += first
+            self.passed += first
         else:
             staying = [one for one in places if one is not None]
             for at, ticket in enumerate(staying):
                 ticket.place = at
             self.places = [*staying]
-            self._passed = 0
+            self.passed = 0
         self._first = 0
 
     def expired(self, now_s: float) -> Iterator[Ticket]:
@@ -166,7 +160,11 @@ class TierState:
         """Count a request out."""
         self.requests -= 1
         self.tokens -= ticket.tokens
-        (self._returned if ticket.requeues else self._by_age).remove(ticket, 4 * self.requests + 256)
+        by_age = self._returned if ticket.requeues else self._by_age
+        places = by_age.places
+        places[ticket.place - by_age.passed] = None
+        if len(places) > 4 * self.requests + 256:
+            by_age.compact()
 
     def first_due(self) -> Ticket | None:
         """Return the one whose deadline comes first, but for those whose deadline is early."""

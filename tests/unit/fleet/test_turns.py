@@ -132,16 +132,17 @@ def test_what_was_served_is_let_go_at_once_and_needs_no_search_for_cycles():
 
 def test_a_gate_that_is_let_go_with_requests_waiting_and_running_is_freed():
     seen: list[weakref.ref[Name]] = []
-    for _ in range(3):
+
+    def left_behind() -> None:
         server = Server(open_gate())
         for number in range(300):
-            name = Name(f"n{number}")
-            seen.append(weakref.ref(name))
             asked = request(number)
-            asked.request_id = name
+            asked.request_id = name = Name(f"n{number}")
+            seen.append(weakref.ref(name))
             server.offer(asked)
         assert server.gate.snapshot(0.0).queues[Tier.INTERACTIVE].requests > 0
         assert server.running
-    del server, asked, name
+
+    left_behind()
     gc.collect()
     assert [one() for one in seen if one() is not None] == []
