@@ -91,18 +91,18 @@ def test_a_push_that_unbinds_a_class_starts_what_waited_for_its_pool_elsewhere()
     assert sent(gate, 9, 1.0, **LONG) == "n1"
 
 
-def test_what_waits_for_a_bound_class_whose_last_node_left_ends_at_its_timeout():
+def test_what_waits_for_a_bound_class_whose_last_node_left_is_answered_at_once():
     gate = pooled()
     for number in range(8):
         sent(gate, number, tier=Tier.BATCH, **LONG)
     waiting = gate.offer(request(8, tier=Tier.BATCH, **LONG), 0.0)
     assert isinstance(waiting, Queued)
     gate.apply(assignment(nodes=[node("n1")], admission={"size_classes": CLASSES}, generation=2), 1.0)
-    assert gate.poll(29.9) == []
-    (evicted,) = gate.poll(30.0)
+    (evicted,) = gate.poll(1.0)
     assert isinstance(evicted, Evicted)
     assert evicted.ticket is waiting.ticket
-    assert gate.snapshot(30.0).queues[Tier.BATCH].requests == 0
+    assert evicted.outcome is Outcome.NO_NODES
+    assert gate.snapshot(1.0).queues[Tier.BATCH].requests == 0
 
 
 def test_a_request_taken_back_after_its_class_was_unbound_waits_for_its_models_nodes():
