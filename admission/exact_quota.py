@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 BUDGET_S = 0.05
 #: A process that gives no sign of life for so long holds nothing any more. It beats three times as often.
 LIFE_S = 15.0
-#: Tries to reach the store again: first, doubling, at most.
-_AGAIN_S, _AGAIN_CAP_S = 0.25, 8.0
+#: Tries to reach the store again: first, doubling, at most. Short, for until the last gateway is back it
+#: admits its lease on top of what the others have from the store.
+_AGAIN_S, _AGAIN_CAP_S = 0.25, 1.0
 _CONNECT_S = 2.0
 _OUTCOMES = {
     "concurrent_requests": Outcome.REJECTED_QUOTA_REQUESTS,
