@@ -72,6 +72,7 @@ class FleetNow:
     latency: dict[Metric, LatencyView]
     traffic: tuple[TenantTraffic, ...]  # of the last ten minutes
     door_ttft: LatencyView | None = None  # as the gateways measured it
+    rollout: Rollout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ def _fleet(session: Any, _of: Deps, now: datetime) -> FleetNow:
         latency=queries_latency.latency_quantiles(session, since=now - RECENT, until=now),
         traffic=tuple(queries_gateway_traffic.traffic_by_tenant(session, now - RECENT, now)),
         door_ttft=queries_gateway_traffic.gateway_ttft(session, now - RECENT, now),
+        rollout=queries_policy.current_rollout(session),
     )
 
 

@@ -92,7 +92,7 @@ export default function (component) {
     let text;
     if (data.round_ms === null) {
       name = "rk-stale";
-      text = "NO DATA: no scrape round yet";
+      text = data.away ? "NO DATA: the database is away" : "NO DATA: no scrape round yet";
     } else {
       const age = Math.max(0, (Date.now() + offset - data.round_ms) / 1000);
       const late = age >= data.stale_after_s;

@@ -12,9 +12,9 @@ import streamlit as st
 column = st.column_config
 
 BUDGETS: dict[str, Any] = {
-    "tenant": column.TextColumn("Tenant", width=95),
-    "standing": column.TextColumn("Standing", width=110),
-    "part": column.ProgressColumn("Spent, %", min_value=0, max_value=100, format="%.0f %%", width=75),
+    "tenant": column.TextColumn("Tenant", width=112),
+    "standing": column.TextColumn("Standing", width=105),
+    "part": column.ProgressColumn("Spent, %", min_value=0, max_value=100, format="%.0f %%", width=68),
     "usd": column.TextColumn("Spent, USD", alignment="right", width=90),
     "end": column.TextColumn(
         "Month's end", alignment="right", width=100, help="USD: middle, and the interval for four in five"

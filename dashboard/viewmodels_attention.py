@@ -14,7 +14,7 @@ from control.freshness import Freshness, stale_after_s
 from control.queries_fleet import AlertView
 from control.queries_gateway_traffic import TenantTraffic
 from control.queries_nodes import NodeRowView
-from control.queries_policy import GatewayState
+from control.queries_policy import GatewayState, Rollout
 from dashboard import words
 from dashboard.data import FleetNow
 from dashboard.times import Zone, age
@@ -52,6 +52,8 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
     asked = overload(now)
     if asked is not None:  # before its consequences, most of which open alerts of their own
         found.insert(0, asked)
+    dead = [_gateway(g) for g in now.gateways if g.condition != "converged"]
+    found = [*found[:1], *dead, *found[1:]] if asked is not None else [*dead, *found]
     covered = {a.subject for a in now.alerts if a.rule == NODE_SILENT}
     found += [
         _lost_node(n, at, zone)
@@ -59,7 +61,7 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
         if n.state == "active" and n.freshness is not Freshness.FRESH and n.name not in covered
     ]
     found += notices(ejected(now.gateways, at), at, zone)
-    found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
+    found += _paused(now.rollout, at, zone)
     found += _refusing(now.traffic)
     return sorted(found, key=_severity)
 
@@ -102,6 +104,25 @@ def _refusing(traffic: Sequence[TenantTraffic]) -> list[Notice]:
     return [Notice("watch", "refusing", text, f"in 10 min: {why_refused(most)}", POLICY_PAGE, "Policy")]
 
 
+def _paused(rollout: Rollout | None, at: datetime, zone: Zone) -> list[Notice]:
+    """Return that a rollout waits for somebody's word; nothing where it goes on by itself."""
+    if rollout is None or rollout.state != "paused":
+        return []
+    first = rollout.first_gateway or "its first gateway"
+    text = f"Revision {rollout.revision} is paused at {first}: resume, promote or abort it"
+    since = f"since {zone.since(rollout.updated_at, at)}: {rollout.reason}"
+    return [Notice("watch", "paused", text, since, ROLLOUT_PAGE, "Rollout")]
+
+
+def nothing(now: FleetNow) -> str:
+    """Return what it means that nothing wants attention: all is well only where somebody looked."""
+    if not now.nodes and not now.gateways:
+        return "Nothing is watched yet: no node and no gateway is registered."
+    if not now.rounds:
+        return "Nobody has looked yet: no scrape round is stored."
+    return "Nothing: no alert is open, every active node is fresh, every gateway converged."
+
+
 def _severity(notice: Notice) -> int:
     order: tuple[Tone, ...] = ("act", "watch", "unknown", "plain", "good")
     return order.index(notice.tone)
@@ -138,7 +159,7 @@ def _alert(a: AlertView, at: datetime, zone: Zone) -> Notice:
     return Notice(
         tone,
         word,
-        a.summary,
+        words.tier(a.summary),
         f"since {zone.since(a.opened_at, at)}{by}",
         NODE_PAGE if is_node else ALERTS_PAGE,
         a.subject if is_node else "Runbook",

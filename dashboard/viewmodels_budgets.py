@@ -79,9 +79,12 @@ def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:
     count = Counter(b.state.standing for b in report.budgets)
     over, coming = count[Standing.OVER], count[Standing.WILL] + count[Standing.LIKELY]
     old = None if report.counted_to is None else (now - report.counted_to).total_seconds()
-    faults = [e for b in report.budgets for e in b.gateways if e.doing in _FAULTS]
+    if not report.budgets:
+        labels = ("Over budget", "Will or likely to", "Gateways in doubt")
+        over_, coming_, doubt = (Card(label, UNKNOWN, "no budget is set", "plain") for label in labels)
+        return [over_, coming_, _counted_card(old, report, zone), doubt]
     return [
-        _over_card(over, is_counted=report.counted_to is not None or not report.budgets),
+        _over_card(over, is_counted=report.counted_to is not None),
         Card(
             "Will or likely to",
             words.count(coming),
@@ -89,21 +92,28 @@ def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:
             "watch" if coming else "unknown" if count[Standing.UNKNOWN] else "good",
             f"{count[Standing.MAY]} more may; {count[Standing.UNKNOWN]} too early to say",
         ),
-        Card(
-            "Spend counted",
-            age(old) if old is not None else UNKNOWN,
-            "ago" if old is not None else "nothing yet",
-            "unknown" if old is None else "watch" if old > 600 else "plain",
-            zone.stamp(report.counted_to),
-        ),
-        Card(
-            "Gateways in doubt",
-            words.count(len({e.gateway for e in faults})),
-            "look below" if faults else "all do as they should",
-            "act" if any(e.doing is Doing.CANNOT for e in faults) else "watch" if faults else "good",
-            f"month of {report.month.zone}: {report.month.name}",
-        ),
+        _counted_card(old, report, zone),
+        _doubt_card(report),
     ]
+
+
+def _doubt_card(report: BudgetReport) -> Card:
+    label, note = "Gateways in doubt", f"month of {report.month.zone}: {report.month.name}"
+    said = [each for budget in report.budgets for each in budget.gateways]
+    faults = [each for each in said if each.doing in _FAULTS]
+    if not said:
+        return Card(label, UNKNOWN, "no gateway yet", "unknown", note)
+    if not faults:
+        return Card(label, "0", "all do as they should", "good", note)
+    tone: Tone = "act" if any(each.doing is Doing.CANNOT for each in faults) else "watch"
+    return Card(label, words.count(len({each.gateway for each in faults})), "look below", tone, note)
+
+
+def _counted_card(old_s: float | None, report: BudgetReport, zone: Zone) -> Card:
+    if old_s is None:
+        return Card("Spend counted", UNKNOWN, "nothing yet", "unknown")
+    tone: Tone = "watch" if old_s > 600 else "plain"
+    return Card("Spend counted", age(old_s), "ago", tone, zone.stamp(report.counted_to))
 
 
 def _over_card(over: int, *, is_counted: bool) -> Card:

@@ -192,7 +192,10 @@ def _queued(now: FleetNow) -> Card:
     if not gates and engines is None:
         return Card("Queued now", UNKNOWN, "not known", "unknown", "neither gateways nor engines said")
     total = sum(gates) + (engines or 0)
-    at_gates = words.count(sum(gates)) if len(gates) == len(now.gateways) else "unknown"
+    missing = len(now.gateways) - len(gates)
+    at_gates = (
+        f"{words.count(sum(gates))}{f' and {missing} unknown' if missing else ''}" if gates else "unknown"
+    )
     note = f"gateways {at_gates}, engines {'unknown' if engines is None else words.count(engines)}"
     tone, word = ("good", "empty") if total == 0 else ("plain", "waiting")
     if not is_whole:

@@ -20,7 +20,7 @@ from fleet.errors import InvalidPolicy
 TIER_FIELDS: dict[str, str] = {
     "weight": "Weight, %",
     "queue_timeout_s": "Queue timeout, s",
-    "max_queued_requests": "Queue bound, requests",
+    "max_queued_requests": "Queue, requests",
 }
 
 

@@ -21,6 +21,7 @@ from fleet.quality_kinds import Severity
 
 OURSELVES = "controller"
 NAMES_SHOWN = 3
+TOUCHED = "Sources with a fault or warning"
 TONES: dict[str, Tone] = {Severity.FAULT: "act", Severity.WARNING: "watch", Severity.NOTE: "plain"}
 MEANS = {
     Severity.FAULT: "numbers are unknown",
@@ -44,14 +45,19 @@ def chosen(views: Sequence[FindingView], source: str) -> list[FindingView]:
     return [v for v in views if source in (ALL_SOURCES, source_name(v))]
 
 
-def cards(views: Sequence[FindingView]) -> list[Card]:
-    """Return how many findings stand, by how bad they are, and how many sources they are about."""
+def cards(views: Sequence[FindingView], *, is_judged: bool = True) -> list[Card]:
+    """Return how many findings stand, by how bad they are, and how many sources they are about.
+
+    Without `is_judged` nobody has looked: then none is no number.
+    """
+    if not is_judged and not views:
+        labels = (*(f"{severity.value.capitalize()}s" for severity in Severity), TOUCHED)
+        return [Card(label, words.UNKNOWN, "not judged yet", "unknown") for label in labels]
     standing = [v for v in views if v.is_open]
     found = [_card(severity, [v for v in standing if v.severity == severity]) for severity in Severity]
     touched = {(v.scope, v.source) for v in standing if v.severity != Severity.NOTE}
-    label = "Sources with a fault or warning"
     tone: Tone = "watch" if touched else "good"
-    return [*found, Card(label, words.count(len(touched)), "look below" if touched else "none", tone)]
+    return [*found, Card(TOUCHED, words.count(len(touched)), "look below" if touched else "none", tone)]
 
 
 def _card(severity: Severity, views: Sequence[FindingView]) -> Card:

@@ -77,6 +77,21 @@ def cards(now: RolloutNow, at: datetime, zone: Zone) -> list[Card]:
     ]
 
 
+def not_everywhere(now: RolloutNow) -> str | None:
+    """Return how far the newest revision is from being in force at every gateway; None where it is."""
+    rollout = now.rollout
+    if rollout is None or not now.gateways or rollout.state == "superseded":
+        return None
+    done = [g for g in now.gateways if is_done(g, rollout)]
+    if rollout.state == "live" and len(done) == len(now.gateways):
+        return None
+    left = _missing(now.gateways, done)
+    return (
+        f"Revision {rollout.revision} ({STATES[rollout.state][1]}) is confirmed by {len(done)} of "
+        f"{words.plural(len(now.gateways), 'gateway')}" + (f"; not by: {left}" if left else "")
+    )
+
+
 def _missing(gateways: Sequence[GatewayState], done: Sequence[GatewayState]) -> str:
     left = [f"{g.name} {_left(g)}" for g in gateways if g not in done]
     return ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")

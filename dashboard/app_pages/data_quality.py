@@ -25,7 +25,7 @@ def live() -> None:
         return
     views = vm.chosen(found.value, source)
     components.verdict(*vm.summary(views, pulse, at))
-    components.cards(vm.cards(views))
+    components.cards(vm.cards(views, is_judged=pulse is not None and pulse.at is not None))
     standing = [view for view in views if view.is_open]
     ended = [view for view in views if not view.is_open]
     st.subheader("Standing now")

@@ -11,7 +11,7 @@ from dashboard.acknowledge import acknowledge_button
 from dashboard.nodes_panel import nodes_panel
 from dashboard.rho_panel import rho_panel
 from dashboard.viewmodels import ALL_SOURCES
-from dashboard.viewmodels_attention import attention
+from dashboard.viewmodels_attention import attention, nothing
 from dashboard.viewmodels_changes import changes
 from dashboard.viewmodels_history import resolution
 
@@ -41,7 +41,7 @@ def live() -> None:
         st.subheader("Needs attention")
         wanting = attention(fleet, at, chosen.zone)
         if not wanting:
-            st.markdown("Nothing: no alert is open, every active node is fresh, every gateway converged.")
+            st.markdown(nothing(fleet))
         components.notices(wanting, beside=acknowledge_button)
     with right:
         st.subheader("Recent changes")

@@ -16,6 +16,7 @@ from dashboard import (
     tables,
 )
 from dashboard import viewmodels_policy as vm
+from dashboard.rollout_notice import rollout_notice
 from dashboard.tenant_keys_panel import tenant_keys_panel
 
 st.title("Policy")
@@ -33,6 +34,7 @@ draft = policy_editor.draft_of(head)
 
 def watch() -> None:
     """Say early that somebody else published while this draft was open."""
+    rollout_notice()
     newest = data.policy().value
     if newest is not None and newest.head is not None and newest.head.number != draft.parent:
         st.warning(vm.moved_text(newest.head, draft.parent), title="Somebody else published")

@@ -6,18 +6,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from control.freshness import Freshness
-from control.queries_fleet import HealthView
+from control.queries_fleet import HealthView, RoundView
 from control.queries_nodes import NodeRowView
 from control.queries_policy import GatewayState
 from dashboard import viewmodels_fleet as fleet
-from dashboard.data import FleetNow
+from dashboard.data import FleetNow, RolloutNow
 from dashboard.times import UTC_ZONE
 from dashboard.viewmodels import DIAGNOSIS_PAGE
-from dashboard.viewmodels_attention import attention
+from dashboard.viewmodels_attention import attention, nothing
 from dashboard.viewmodels_overload import overload, two_rhos
+from dashboard.viewmodels_quality import cards as quality_cards
+from dashboard.viewmodels_rollout import not_everywhere
 from fleet.messages import QueueState
 from fleet.outcomes import Tier
-from tests.unit.dashboard.test_viewmodels import alert, gateway, traffic
+from tests.unit.dashboard.test_viewmodels import alert, gateway, rollout, traffic
 
 AT = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 #: 57 requests/s compete for 16: rho 57 / 16 = 3.56; 20 of them reach two nodes of 8 each: 10 / 8 = 1.25.
@@ -101,3 +103,42 @@ def test_an_engine_that_does_not_say_what_waits_is_not_taken_for_empty() -> None
     card = fleet.cards(quiet)[3]
     assert (card.value, card.word) == ("\u2265 5", "partial")
     assert "engines unknown" in card.note
+
+
+def test_a_dead_gateway_comes_before_the_alerts_it_may_have_caused() -> None:
+    gone = gateway("unreachable", message="no answer within 5 s")
+    calm = replace(FLEET, rho=0.5)
+    now = replace(NOW, health=calm, gateways=(gone, door(5)), alerts=(alert(1, "slo_burn", "fleet", ""),))
+    assert [n.word for n in attention(now, AT, UTC_ZONE)] == ["unreachable", "critical"]
+    card = fleet.cards(now)[3]
+    assert (card.value, card.word) == ("\u2265 11", "partial")  # 5 at the other gateway, 2 x 3 in engines
+    assert card.note == "gateways 5 and 1 unknown, engines 6"
+
+
+def test_a_paused_rollout_waits_for_somebody_s_word() -> None:
+    paused = replace(rollout("paused"), reason="too little traffic to judge")
+    (found,) = attention(replace(NOW, health=None, rollout=paused), AT, UTC_ZONE)
+    assert (found.word, found.link) == ("paused", "Rollout")
+    assert "Revision 2 is paused at gw-1" in found.text
+    assert "too little traffic to judge" in found.since
+    assert attention(replace(NOW, health=None, rollout=rollout("baking")), AT, UTC_ZONE) == []
+
+
+def test_that_nothing_is_wrong_is_said_only_where_somebody_looked() -> None:
+    assert nothing(FleetNow(None, (), (), (), (), (), {}, ())).startswith("Nothing is watched yet")
+    assert nothing(NOW).startswith("Nobody has looked yet")
+    seen = replace(NOW, rounds=(RoundView(AT, 10.0, 0.2, 0.0, 2, 2, {}),))
+    assert nothing(seen).startswith("Nothing: no alert is open")
+    assert {card.value for card in quality_cards([], is_judged=False)} == {"\u2014"}
+    assert {card.value for card in quality_cards([])} == {"0"}
+
+
+def test_a_policy_says_where_it_is_not_in_force() -> None:
+    first, second = gateway("converged"), replace(gateway("converged", observed=1), name="gw-2")
+    said = not_everywhere(RolloutNow(rollout("paused"), (first, second), None))
+    assert said == "Revision 2 (paused) is confirmed by 1 of 2 gateways; not by: gw-2 on revision 1"
+    away = replace(gateway("unreachable"), name="gw-2")
+    said = not_everywhere(RolloutNow(rollout("live"), (first, away), None))
+    assert said == "Revision 2 (live) is confirmed by 1 of 2 gateways; not by: gw-2 unreachable"
+    assert not_everywhere(RolloutNow(rollout("live"), (first,), None)) is None
+    assert not_everywhere(RolloutNow(None, (first,), None)) is None
