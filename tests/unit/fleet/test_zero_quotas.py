@@ -20,11 +20,11 @@ WORDS = {
 
 def refused(*, running: int = 0, limiters: dict[str, str] | None = None, **quota: Any) -> Refused:
     """Return the answer to a request of 1,000 tokens after `running` such were let in without limits."""
-    held = {"retry_after": {"floor_s": 1, "cap_s": CAP_S, "jitter_ratio": 0.5}}
+    held: dict[str, Any] = {"retry_after": {"floor_s": 1, "cap_s": CAP_S, "jitter_ratio": 0.5}}
     gate = open_gate(assignment({"acme": tenant()}, **held))
     for number in range(running):
         gate.offer(request(number), 0.0)
-    parts = held | ({"limiters": limiters} if limiters else {})
+    parts: dict[str, Any] = held | ({"limiters": limiters} if limiters else {})
     gate.apply(assignment({"acme": tenant(**quota)}, generation=2, **parts), 0.0)
     decision = gate.offer(request(99), 0.0)
     assert isinstance(decision, Refused)
