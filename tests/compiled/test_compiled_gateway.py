@@ -14,7 +14,7 @@ from tests.gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SUITES = ("protocol", "pushes", "requests", "requeue", "tokens")
+SUITES = ("endings", "phases", "protocol", "pushes", "requests", "requeue", "tokens")
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,5 @@ def test_a_gateway_says_which_way_it_runs(
 
 
 def test_the_suites_of_the_gateway_hold(run_suite: RunSuite) -> None:
-    assert run_suite(*(f"tests/integration/test_gateway_{name}.py" for name in SUITES)) >= 50
+    suites = [f"tests/integration/test_gateway_{name}.py" for name in SUITES]
+    assert run_suite(*suites, "tests/integration/test_http_server.py") >= 100
