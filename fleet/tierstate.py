@@ -82,6 +82,8 @@ class _ByAge:
         places = self.places
         while places and places[-1] is None:
             places.pop()
+        if not places:
+            self._first = 0
         return (ticket for ticket in reversed(places) if ticket is not None)
 
 
