@@ -39,6 +39,7 @@ class RunningJournal:
         self._path = folder / FILE_NAME
         self._running: dict[str, bytes] = {}
         self._size_bytes = 0
+        self._most_bytes = _COMPACT_BYTES  # beyond that it is written anew
         self._ended: list[bytes] = []  # lines that wait for company
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._lacks = False  # the disk refused a line: the file is written anew when it takes one again
@@ -64,7 +65,7 @@ class RunningJournal:
         self._ended.append(b"-%s\n" % request_id.encode())
         if not has_record or len(self._ended) >= _MOST_WAITING:
             self.flush()
-        if self._size_bytes > _COMPACT_BYTES:
+        if self._size_bytes > self._most_bytes:
             self._compact()
 
     def flush(self) -> None:
@@ -111,6 +112,7 @@ class RunningJournal:
             return
         os.close(self._descriptor)
         self._descriptor, self._size_bytes, self._lacks = descriptor, size_bytes, False
+        self._most_bytes = max(_COMPACT_BYTES, 2 * size_bytes)  # thousands may run: not at each end
 
 
 def _whole(descriptor: int, data: bytes) -> int:

@@ -112,6 +112,24 @@ def test_the_journal_stays_short_over_many_requests(tmp_path: Path) -> None:
     assert recorded(tmp_path) == [("stays", "upstream_error")]
 
 
+def test_thousands_that_run_are_written_anew_only_when_as_many_ended(tmp_path: Path) -> None:
+    UsageSpool(tmp_path).close()
+    journal = RunningJournal(tmp_path)
+    running = [f"r{number}" for number in range(8_000)]  # of about 200 bytes each: more than 1 MB
+    for name in running:
+        journal.begin(name, dict(DRAFT))
+    files = {(tmp_path / FILE_NAME).stat().st_ino}
+    for name in running[:2_000]:
+        journal.begin(f"{name}-next", dict(DRAFT))
+        journal.end(name, has_record=True)
+        files.add((tmp_path / FILE_NAME).stat().st_ino)
+    assert len(files) <= 2
+    for name in running[2_000:]:
+        journal.end(name, has_record=False)
+    journal.close()
+    assert settled(tmp_path) == 2_000
+
+
 @contextlib.contextmanager
 def files_of_at_most(size_bytes: int) -> Generator[None]:
     """Have files grow to this size and no further, as on a full disk: the last write is cut short."""
