@@ -17,6 +17,8 @@ from fleet.offers import Limit
 from fleet.outcomes import Outcome
 from fleet.policy import OverBudget, TenantPolicy
 
+_ALL_ENFORCED = Limiters()
+
 
 class Account:
     """One tenant's limits and holdings."""
@@ -76,38 +78,20 @@ class Account:
 
     def exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
         """Return the limit a request of `tokens` breaks, counted as refused, or None. Uses up nothing."""
-        found = self._exceeded(tokens, now_s)
-        if found is not None:
-            self.count_refused(tokens)
-        return found
+        met = self.met(tokens, now_s, _ALL_ENFORCED)
+        return met[0][2:] if met else None
 
     def count_refused(self, tokens: int) -> None:
         """Note what was asked for in vain: the need that a larger share could meet."""
         self.refused_requests += 1
         self.refused_tokens += tokens
 
-    def _exceeded(self, tokens: int, now_s: float) -> tuple[Outcome, Limit] | None:
-        """Return the first limit met; one of 0 comes first, for no wait helps against it."""
-        share = self.share
-        is_over_rate = not self.is_rated_elsewhere and not self.bucket.admits(tokens, now_s)
-        if is_over_rate and not share.tokens_per_minute:
-            return Outcome.REJECTED_QUOTA_RATE, self._rate_limit(tokens, now_s)
-        is_over_tokens = self.tokens + tokens > share.max_in_flight_tokens
-        is_shut = is_over_tokens and not share.max_in_flight_tokens and share.max_concurrent_requests > 0
-        if self.requests >= share.max_concurrent_requests and not is_shut:
-            return Outcome.REJECTED_QUOTA_REQUESTS, self._requests_limit(self.requests)
-        if is_over_tokens:
-            return Outcome.REJECTED_QUOTA_TOKENS, self._tokens_limit(self.tokens, tokens)
-        if is_over_rate:
-            return Outcome.REJECTED_QUOTA_RATE, self._rate_limit(tokens, now_s)
-        return None
-
     def met(
         self, tokens: int, now_s: float, limiters: Limiters
     ) -> list[tuple[Limiter, Mode, Outcome, Limit]]:
-        """Return every limit not switched off that a request of `tokens` would break, those of 0 first.
+        """Return every limit not switched off that a request of `tokens` would break. Uses up nothing.
 
-        Uses up nothing.
+        Those of 0 come first, for no wait helps against them, then those of which our part is 0.
         Shadowed ones are measured without the ghosts. Counts the request as refused if one is enforced.
         """
         found: list[tuple[Limiter, Mode, Outcome, Limit]] = []
@@ -205,9 +189,11 @@ class Account:
         return TenantUse(self.requests, self.tokens, self.queued, left, over_by, over_requests)
 
 
-def _zero_first(met: tuple[Limiter, Mode, Outcome, Limit]) -> tuple[bool, bool]:
+def _zero_first(met: tuple[Limiter, Mode, Outcome, Limit]) -> tuple[int, bool]:
     limiter, _, _, limit = met
-    return limit.quota > 0, limiter is not Limiter.TOKENS_PER_MINUTE
+    if limit.quota:
+        return 2, False
+    return (1 if limit.whole else 0), limiter is not Limiter.TOKENS_PER_MINUTE
 
 
 class Accounts:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gate_world import assignment, open_gate, request, tenant
 
-from fleet.gate import Refused
+from fleet.gate import Dispatch, Refused
 from fleet.outcomes import Outcome
 
 CAP_S = 60
@@ -52,6 +52,40 @@ def test_a_quota_of_zero_is_named_whatever_else_is_met(name: str, limiters: dict
     assert answer.limit.reset_s is None  # no time at which it would pass
     assert answer.retry_after_s is not None
     assert CAP_S / 3 <= answer.retry_after_s <= CAP_S  # the cap, less what the jitter of a half takes
+
+
+@pytest.mark.parametrize("limiters", [None, {"queue_length": "off"}])
+@pytest.mark.parametrize(
+    ("quota", "outcome"),
+    [
+        ({}, Outcome.REJECTED_QUOTA_REQUESTS),
+        ({"max_concurrent_requests": 9}, Outcome.REJECTED_QUOTA_TOKENS),
+        ({"max_concurrent_requests": 9, "max_in_flight_tokens": 9_000}, Outcome.REJECTED_QUOTA_RATE),
+    ],
+)
+def test_of_limits_above_zero_the_same_is_named_whatever_else_is_switched(
+    quota: dict[str, int], outcome: Outcome, limiters: dict[str, str] | None
+):
+    # the first request of 1,000 passes a full bucket and meets no limit; the second meets all three
+    met = {"tokens_per_minute": 60, "burst_tokens": 1, "max_in_flight_tokens": 1_000}
+    parts: dict[str, Any] = {"limiters": limiters} if limiters else {}
+    gate = open_gate(
+        assignment({"acme": tenant(**(met | {"max_concurrent_requests": 1} | quota))}, **parts)
+    )
+    assert isinstance(gate.offer(request(1), 0.0), Dispatch)
+    decision = gate.offer(request(2), 0.0)
+    assert isinstance(decision, Refused)
+    assert decision.outcome is outcome
+
+
+@pytest.mark.parametrize("limiters", [None, {"queue_length": "off"}])
+def test_a_quota_of_zero_is_named_before_a_part_of_zero(limiters: dict[str, str] | None):
+    parts: dict[str, Any] = {"limiters": limiters} if limiters else {}
+    made = assignment({"acme": tenant(max_concurrent_requests=3, max_in_flight_tokens=0)}, **parts)
+    share = made.shares["acme"].model_copy(update={"max_concurrent_requests": 0})
+    decision = open_gate(made.model_copy(update={"shares": {"acme": share}})).offer(request(), 0.0)
+    assert isinstance(decision, Refused)
+    assert decision.reason.endswith("0 tokens in flight: every request is refused until it is raised")
 
 
 def test_where_all_are_zero_the_rate_is_named():
