@@ -16,7 +16,7 @@ from typing import Any, TextIO
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _SECRET_FIELD = re.compile(r"(password|secret|token|api_?key|authorization|cookie)$", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
-    r"(?P<url>://[^\s:/@]*:)[^\s/]+(?=@)"  # password in a URL; a scheme sought from each letter is squared time
+    r"(?P<url>://[^\s:/@]*:)[^\s/]+(?=@)"  # password in a URL; sought by the scheme, time squares
     r"|(?P<pair>\b(?:ssl)?password\s*=\s*)(?:'[^']*'|[^\s&'\"]+)"  # in its query, or in libpq's words
     r"|(?P<bearer>bearer\s+)\S+"
     r"|(?P<key>\brk-[a-z]+-)[A-Za-z0-9_-]{8,}",  # our own keys and tokens
