@@ -51,7 +51,7 @@ def checklist(session: Session, spend: MonthSpend, zone: ZoneInfo, now: datetime
         _is_next(session, month, zone),
         _node_time_counted(session, month),
         _is_priced(session, spend),
-        _gateways_drained(session, month),
+        _gateways_drained(session, month, now),
         _recorded_from_the_start(session, month),
         _gaps(session, month),
         Check(
@@ -101,13 +101,13 @@ def _is_priced(session: Session, spend: MonthSpend) -> Check:
     return Check("prices for all node time", False, is_first, "no node time is counted")
 
 
-def _gateways_drained(session: Session, month: Month) -> Check:
-    rows = session.execute(
+def _gateways_drained(session: Session, month: Month, now: datetime) -> Check:
+    rows = session.execute(  # of those that may hold use of the month
         select(GatewayRow.name, GatewayObservedRow.seen_at, GatewayObservedRow.status)
         .outerjoin(GatewayObservedRow, GatewayObservedRow.gateway == GatewayRow.name)
         .where(GatewayRow.state == "active", GatewayRow.created_at < month.end)
         .order_by(GatewayRow.name)
-    )
+    ).all()
     waiting: list[str] = []
     for name, seen_at, status in rows:
         spool = (status or {}).get("usage_spool", "")
@@ -117,7 +117,14 @@ def _gateways_drained(session: Session, month: Month) -> Check:
         taken = 0 if cursor is None else cursor.seq
         if seen_at is None or seen_at < month.end or taken < int((status or {}).get("usage_last_seq", 0)):
             waiting.append(name)
-    found = f"not drained since the end: {', '.join(waiting)}" if waiting else "all drained since the end"
+    if not rows:
+        found = "no gateway is registered that could hold any"
+    elif not waiting:
+        found = "all drained since the end"
+    elif now < month.end:
+        found = "not before the month is over"
+    else:
+        found = f"not drained since the end: {', '.join(waiting)}"
     return Check("gateways' usage is drained", not waiting, False, found)
 
 

@@ -37,6 +37,12 @@ _ACTIONS = {
 }
 #: Words of a gateway that need somebody to look, worst first.
 _AHEAD = (Standing.OVER, Standing.WILL, Standing.LIKELY, Standing.MAY)
+_OF_MANY = {
+    Doing.ACTS: "act",
+    Doing.WARNS: "warn",
+    Doing.COUNTS: "only count",
+    Doing.LATE: "do not know yet",
+}
 _FAULTS = (Doing.CANNOT, Doing.LATE, Doing.UNKNOWN, Doing.OFF)
 METHOD = (
     "Spent is what the controller holds against the budget: this month's lines without adjustments. The "
@@ -185,7 +191,7 @@ def then_text(budget: TenantBudget) -> str:
 
 
 def _does(doing: Doing, count: int) -> str:
-    return "only count" if doing is Doing.COUNTS and count > 1 else doing
+    return doing if count == 1 else _OF_MANY.get(doing, doing)
 
 
 def gateway_rows(budget: TenantBudget) -> dict[str, list[Any]]:
@@ -198,7 +204,7 @@ def gateway_rows(budget: TenantBudget) -> dict[str, list[Any]]:
 
 
 def _sign(doing: Doing) -> str:
-    if doing in (Doing.READY, Doing.ACTS):
+    if doing in (Doing.READY, Doing.ACTS, Doing.WARNS):
         return "\u2713"
     return "\u2715" if doing is Doing.CANNOT else "?" if doing is Doing.UNKNOWN else "!"
 

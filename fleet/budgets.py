@@ -122,7 +122,8 @@ class Doing(StrEnum):
 
     READY = "ready"  # the budget is not spent; it will act when it is
     ACTS = "acts"  # it is spent, and the gateway says it knows
-    COUNTS = "only counts"  # the limit is in shadow, or the action is to warn
+    WARNS = "warns"  # all that the policy asks for
+    COUNTS = "only counts"  # the limit is in shadow
     OFF = "switched off"
     LATE = "does not know yet"  # spent, and the gateway has not said that it knows
     CANNOT = "cannot"  # it says that it does not enforce the field
@@ -177,7 +178,7 @@ def _doing(tenant: str, word: GatewayWord, *, is_spent: bool) -> tuple[Doing, st
         OverBudget.REFUSE: "refuses with 429",
     }[word.action]
     if word.action is OverBudget.WARN:
-        return Doing.COUNTS, "serves as before and warns"
+        return Doing.WARNS, "serves as before and warns"
     if word.mode is Mode.SHADOW:
         return Doing.COUNTS, f"in shadow: counts what it would do ({act})"
     return (Doing.ACTS, f"{act} now") if is_spent else (Doing.READY, f"at 100 % it {act}")

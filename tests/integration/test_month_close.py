@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import psycopg
 import pytest
 from pyarrow import parquet
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from control import adjustments, allocation_rules, month_close
@@ -27,6 +27,7 @@ from control.cli import main
 from control.closed_months import closed_month, require_zone, stored_body
 from control.database import session_scope
 from control.export_month import month_in
+from control.month_checks import checklist
 from control.month_seal import make_key
 from control.prices import add_price
 from control.queries_spend import month_file, month_spend, spend_by_tenant
@@ -385,6 +386,27 @@ def test_a_gateway_that_may_still_hold_use_needs_finances_consent(
         assert row.checklist["gateways' usage is drained"]["met"] is False  # kept with the month
         (audited,) = session.scalars(select(AuditRow).where(AuditRow.action == "month.close"))
         assert audited.detail["accepted"] == ["gateways' usage is drained"]
+
+
+def test_what_no_gateway_holds_is_not_called_drained(books: FreshDatabase) -> None:
+    def found(now: datetime) -> tuple[bool, str]:
+        with session_scope(books.engine) as session:
+            spend = month_spend(session, "2026-02", zone=ZONE, now=now)
+            (check,) = (c for c in checklist(session, spend, ZONE, now) if c.name.endswith("is drained"))
+            return check.is_met, check.found
+
+    assert found(CLOSING_TIME) == (True, "all drained since the end")  # a record of March was taken
+    with session_scope(books.engine) as session:
+        session.execute(
+            update(GatewayRow).where(GatewayRow.name == "gw-1").values(name="gw-9", state="removed")
+        )
+    assert found(CLOSING_TIME) == (True, "no gateway is registered that could hold any")
+    with session_scope(books.engine) as session:
+        session.add(
+            GatewayRow(name="gw-2", base_url="http://127.0.0.1:2", state="active", created_at=FEBRUARY)
+        )
+    assert found(MARCH - timedelta(days=1)) == (False, "not before the month is over")
+    assert found(CLOSING_TIME) == (False, "not drained since the end: gw-2")
 
 
 def test_a_month_before_the_first_node_is_not_recorded(books: FreshDatabase) -> None:

@@ -87,6 +87,21 @@ def test_cards_count_and_age() -> None:
     assert (nothing.value, nothing.tone) == ("\u2014", "unknown")
 
 
+@pytest.mark.parametrize(
+    ("doing", "signs", "said"),
+    [
+        (Doing.WARNS, "\u2713 warns", "gateways: 2 warn"),  # all that is asked of them: no remark
+        (Doing.COUNTS, "! only counts", "gateways: 2 only count"),
+        (Doing.ACTS, "\u2713 acts", "gateways: 2 act"),
+        (Doing.LATE, "! does not know yet", "gateways: 2 do not know yet"),
+    ],
+)
+def test_what_two_gateways_do_is_said_of_two(doing: Doing, signs: str, said: str) -> None:
+    made = budget("50", gateways=(Enforcement("gw-1", doing, ""), Enforcement("gw-2", doing, "")))
+    assert vm.gateway_rows(made)["does"] == [signs, signs]
+    assert f"({said})" in vm.then_text(made)
+
+
 def test_a_crossing_on_one_day_is_one_day() -> None:
     day = date(2026, 3, 24)
     assert vm.when_text(Crossing(day, day, day), is_spent=False) == "on 24 Mar"

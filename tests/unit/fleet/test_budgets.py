@@ -83,7 +83,7 @@ FRESH = GatewayWord("gw-1", 1.0, True, 4, OverBudget.REFUSE, Mode.ENFORCE, (), F
         (FRESH, True, Doing.LATE, "has not said that it knows"),
         (replace(FRESH, is_told=None), True, Doing.LATE, "has not said that it knows"),
         (replace(FRESH, action=OverBudget.DOWNGRADE), False, Doing.READY, "serves as best-effort"),
-        (replace(FRESH, action=OverBudget.WARN), False, Doing.COUNTS, "serves as before"),
+        (replace(FRESH, action=OverBudget.WARN), False, Doing.WARNS, "serves as before"),
         (replace(FRESH, mode=Mode.SHADOW), False, Doing.COUNTS, "in shadow"),
         (replace(FRESH, mode=Mode.OFF), False, Doing.OFF, "limiters.monthly_budget is off"),
         (replace(FRESH, action=None), False, Doing.LATE, "revision 4, which has no such budget"),
