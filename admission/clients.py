@@ -21,6 +21,8 @@ from fleet.clock import Clock
 Handler = Callable[[Inbound], Awaitable[None]]
 
 SWEEP_S = 0.1
+#: Refused connections that are told why, at once: each stays until its client has read it, 2 s at most.
+MOST_TOLD = 256
 
 
 class Listener:
@@ -30,7 +32,8 @@ class Listener:
         self.limits = limits
         self.handler = handler
         self.connections = set[Connection]()
-        self.by_address = Counter[str]()
+        self.by_address = Counter[str]()  # without those that were refused
+        self._refused = set[Connection]()  # of the connections: they take no place
         self.is_leaving = False  # each answer is the last one of its connection
         self.date = b""  # a header line
         self._clock = clock
@@ -43,18 +46,30 @@ class Listener:
 
     def took(self, connection: Connection, address: str) -> bool:
         """Count a connection; False: there are too many, it must go."""
+        taken = len(self.connections) - len(self._refused)
+        is_taken = (
+            self.by_address[address] < self.limits.connections_per_address
+            and taken < self.limits.connections
+        )
         self.connections.add(connection)
-        self.by_address[address] += 1
+        if is_taken:
+            self.by_address[address] += 1
+        else:
+            self._refused.add(connection)
         if self._sweeper is None:
             self._sweep()
-        return (
-            self.by_address[address] <= self.limits.connections_per_address
-            and len(self.connections) <= self.limits.connections
-        )
+        return is_taken
+
+    def may_say_why(self) -> bool:
+        """Say whether a connection that was refused is told so: not where a crowd comes."""
+        return len(self._refused) <= MOST_TOLD
 
     def lost(self, connection: Connection, address: str) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
+        if connection in self._refused:
+            self._refused.discard(connection)
+            return
         self.by_address[address] -= 1
         if self.by_address[address] <= 0:
             del self.by_address[address]

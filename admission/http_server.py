@@ -16,7 +16,7 @@ import httptools
 
 from admission import request_lines
 from admission.inbound import HeaderList, Inbound, Way
-from admission.request_lines import BAD, Refusal, is_coded, target_of
+from admission.request_lines import BAD, Refusal, bears_body, is_coded, other_version, target_of
 
 if TYPE_CHECKING:
     from admission.clients import Listener
@@ -65,8 +65,10 @@ class Connection(Way):
         self._address, self.port = (str(peer[0]) if peer else ""), (int(here[1]) if here else 0)
         if self._listener.took(self, self._address):
             self._wait_until(self._loop.time() + self._limits.header_deadline_s)
-        else:
+        elif self._listener.may_say_why():
             self._fail((503, b"too many connections"))
+        else:
+            self.cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_deaf = True
@@ -195,9 +197,7 @@ class Connection(Way):
         is_kept = parser.should_keep_alive()
         # Only HTTP/1.1 is kept without a word about it.
         if (not is_kept or b"connection" in request.names) and parser.get_http_version() != "1.1":
-            self._refusal = request_lines.other_version(
-                parser.get_http_version(), self._url, self._begun + self._now
-            )
+            self._refusal = other_version(parser.get_http_version(), self._url, self._begun + self._now)
             request.is_old, is_kept = True, False
         if b"transfer-encoding" in request.names and is_coded(headers):
             self._refusal = self._refusal or request_lines.CODED
@@ -206,9 +206,7 @@ class Connection(Way):
         self._begun = b""
         if self._refusal is not None:
             return
-        self._is_offer = (
-            b"upgrade" in request.names and parser.should_upgrade() and request_lines.bears_body(headers)
-        )
+        self._is_offer = b"upgrade" in request.names and parser.should_upgrade() and bears_body(headers)
         request.is_last = not is_kept
         request.keeps_alive = is_kept and not self._listener.is_leaving
         self._reading = request
