@@ -37,6 +37,7 @@ class Backlog:
         for tier, state in self.queue.tiers.items():
             state.weight = policy.tiers[tier].weight
             state.timeout_s = policy.tiers[tier].queue_timeout_s
+            state.forget_tenants()
         self._is_fifo = policy.admission.order == "fifo"
         bound = {one.name for one in policy.admission.size_classes if one.pool is not None}
         self._lines.apply(self._placement.pools, bound)

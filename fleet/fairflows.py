@@ -16,6 +16,8 @@ from fleet.offers import Ticket
 from fleet.turns import Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fleet.lines import Line
 
 #: How many tokens a flow that ran while others were blocked may owe them at least.
@@ -57,7 +59,7 @@ class FairTags:
         self.most_owed = LARGEST_DEBT_TOKENS
 
     def find(self, key: str) -> Tag:
-        """Return the tag of a key, the same for ever.
+        """Return the tag of a key, the same until it is forgotten.
 
         Its next request starts at `finish`, or at `virtual` where that is later: idle time is no credit.
         """
@@ -65,6 +67,13 @@ class FairTags:
         if tag is None:
             tag = self.by_key[key] = Tag()
         return tag
+
+    def forget(self, in_use: Collection[str]) -> None:
+        """Drop the tags that say nothing: of keys not `in_use` whose next start is at virtual time."""
+        virtual = self.virtual
+        self.by_key = {
+            key: tag for key, tag in self.by_key.items() if tag.finish > virtual or key in in_use
+        }
 
     def charge(self, tag: Tag, tokens: int, weight: int, in_turn: bool) -> None:
         """Count a start. Virtual time moves only with starts in turn, so that the blocked keep theirs."""

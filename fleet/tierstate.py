@@ -152,6 +152,10 @@ class TierState:
         for lane in self.lanes:
             lane.next = None
 
+    def forget_tenants(self) -> None:
+        """Drop what is kept about tenants that neither wait nor owe anything: they may be gone for good."""
+        self.tags.forget({name for lane in self.lanes for name in lane.flows})
+
     def add(self, ticket: Ticket) -> bool:
         """Count a request in. True: its deadline comes before that of one that came before it."""
         self.requests += 1

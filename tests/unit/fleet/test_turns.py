@@ -146,3 +146,17 @@ def test_a_gate_that_is_let_go_with_requests_waiting_and_running_is_freed():
     left_behind()
     gc.collect()
     assert [one() for one in seen if one() is not None] == []
+
+
+def test_of_tenants_that_left_the_policy_nothing_is_kept_once_they_owe_nothing():
+    server = Server(open_gate(assignment({"acme": tenant()})))
+    for number in range(40):
+        names = [f"t{number}-{one}" for one in range(25)]
+        server.gate.apply(assignment(dict.fromkeys(names, tenant()), generation=number + 2), server.now_s)
+        for one in range(200):  # the node holds 85: some wait
+            server.offer(request(one, tenant=names[one % 25]))
+        while server.running:
+            server.step(0.001)
+    kept = server.started[-1].ticket.line.state.tags.by_key
+    assert len(kept) <= 50  # those of the push before may still have owed a request
+    assert kept.keys() >= {lease.account for lease in server.started[-25:]}
