@@ -101,5 +101,7 @@ def _rho_line(report: StatusReport) -> str:
     if health.rho_low is not None and health.rho_high is not None:
         interval = f" [{health.rho_low:.2f}, {health.rho_high:.2f}]"
     grade = f", grade {health.grade}" if health.grade else ""
+    if health.method == "configured":
+        grade = ", on a configured capacity"
     partial = f", partial: {', '.join(health.missing_nodes)} missing" if health.missing_nodes else ""
     return f"rho       {health.rho:.2f}{interval}{grade}{partial}"

@@ -86,7 +86,7 @@ def cards(items: Sequence[Card], *, why: str = "") -> None:
 
     `why`: the source whose findings explain what is unknown; a card without a value links to them.
     """
-    grid = st.grid(columns=len(items), min_column_width=150)
+    grid = st.grid(columns=len(items), min_column_width=150, key=f"cards_{len(items)}_{items[0].key}")
     for item in items:
         colour, icon = words.LOOKS[item.tone]
         with grid.container(border=True, height="stretch", gap=None, key=f"card_{item.key}"):
@@ -192,6 +192,8 @@ def style() -> None:
         # narrow windows: the menu and the edges give their room to tables
         "@media(max-width:64rem){[data-testid=stSidebar][data-collapsed=false]{width:11.5rem!important;"
         "min-width:11.5rem!important}.stMainBlockContainer{padding:0 1rem 3rem!important}}"
+        # where three of four cards have room: two and two, none alone
+        "@media(max-width:55rem){.stGrid[class*=st-key-cards_4_]{grid-template-columns:1fr 1fr!important}}"
         ".stMarkdownBadge{white-space:normal!important;overflow:visible!important}"  # never cut off
         "h1{font-size:1.35rem!important;padding:0 0 .4rem 0!important}"
         "h3{font-size:1.05rem!important}</style>"

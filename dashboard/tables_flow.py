@@ -42,19 +42,19 @@ TAILS: dict[str, Any] = {
     "share": _figure("of all places", "What part of the places those slowest requests hold", width=94),
 }
 SUBJECTS: dict[str, Any] = {
-    "subject": column.LinkColumn("Queue", display_text=r"subject=(.+)$", width=150),
-    "state": column.TextColumn("Balance", width=130),
-    "doubling": _figure("p99 doubles in", width=105),
-    "minutes": column.NumberColumn("Minutes behind it", width=110),
-    "as of": column.TextColumn("As of", width=85),
+    "subject": column.LinkColumn("Queue", display_text=r"subject=(.+)$", width=140),
+    "state": column.TextColumn("Balance", width=115),
+    "doubling": _figure("p99 doubles in", width=102),
+    "minutes": column.NumberColumn("Minutes", width=68, help="Whole minutes it is judged from"),
+    "as of": column.TextColumn("As of", width=150),
 }
 OTHERS: dict[str, Any] = {
     "state": column.TextColumn("State", width=80),
-    "rule": column.TextColumn("What", width=115),
-    "subject": column.TextColumn("Of", width=115),
-    "words": column.TextColumn("In words", width=270),
+    "rule": column.TextColumn("What", width=125),
+    "subject": column.TextColumn("Of", width=125),
     "value": column.TextColumn("Value", alignment="right", width=60),
-    "limit": column.TextColumn("Bad above", alignment="right", width=80),
+    "limit": column.TextColumn("Bad above", alignment="right", width=85),
+    "words": column.TextColumn("In words", width=595),
 }
 SHARES: dict[str, Any] = {
     "tier": column.TextColumn("Tier", width=110),

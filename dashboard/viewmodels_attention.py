@@ -37,8 +37,8 @@ NAMED = 4
 
 
 def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
-    """Return what wants attention, worst first: an overload, alerts, lost nodes, gateways not converged."""
-    found = _alerts(now.alerts, at, zone)
+    """Return what wants attention, worst first; of what is as bad, causes before what they cause."""
+    alerts = _alerts(now.alerts, at, zone)
     stopped = controller_stopped(now, at, zone)
     if stopped is not None:  # then nodes and gateways are not to blame for being out of date
         last = f"unknown since {zone.since(now.rounds[0].at, at)}"
@@ -46,14 +46,13 @@ def attention(now: FleetNow, at: datetime, zone: Zone) -> list[Notice]:
             stopped,
             *(
                 replace(n, tone="unknown", word=f"{n.word}, then", since=f"{n.since}; {last}")
-                for n in found
+                for n in alerts
             ),
         ]
     asked = overload(now)
-    if asked is not None:  # before its consequences, most of which open alerts of their own
-        found.insert(0, asked)
-    dead = [_gateway(g) for g in now.gateways if g.condition != "converged"]
-    found = [*found[:1], *dead, *found[1:]] if asked is not None else [*dead, *found]
+    found = [] if asked is None else [asked]
+    found += [_gateway(g) for g in now.gateways if g.condition != "converged"]
+    found += alerts
     covered = {a.subject for a in now.alerts if a.rule == NODE_SILENT}
     found += [
         _lost_node(n, at, zone)
@@ -120,7 +119,9 @@ def nothing(now: FleetNow) -> str:
         return "Nothing is watched yet: no node and no gateway is registered."
     if not now.rounds:
         return "Nobody has looked yet: no scrape round is stored."
-    return "Nothing: no alert is open, every active node is fresh, every gateway converged."
+    nodes = "every active node is fresh" if now.nodes else "no node is registered"
+    gateways = "every gateway converged" if now.gateways else "no gateway is registered"
+    return f"Nothing: no alert is open, {nodes}, {gateways}."
 
 
 def _severity(notice: Notice) -> int:

@@ -56,6 +56,11 @@ GRADES: dict[str, str] = {
     "C": "estimated from little load",
     "D": "not identifiable",
 }
+#: What rho rests on where nobody measured it, so that there is no grade.
+UNGRADED: dict[str, str] = {
+    "configured": "on a configured capacity, not a measured one",
+    "sibling": "on the capacity of nodes like these",
+}
 RHO_HELP = (
     "rho = arrival rate / service capacity. Capacity is what busy nodes could finish at the present mix, "
     f"not what they finished. Above {TARGET_RHO:g} for two minutes an alert opens."
@@ -113,6 +118,8 @@ def rho_card(health: HealthView | None, *, has_gateways: bool = False) -> Card:
     notes = [words.interval(health.rho_low, health.rho_high)]
     if health.grade:
         notes.append(f"grade {health.grade}, {GRADES.get(health.grade, '')}")
+    elif health.rho is not None:
+        notes.append(UNGRADED.get(health.method or "", ""))
     is_floor = has_gateways and health.rho is not None and health.detail.get("arrivals_from") == "engines"
     if is_floor:
         notes.append("gateways not counted: without what they refuse and hold")

@@ -350,10 +350,10 @@ def other_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
     return {
         "state": [_against(one["value"], limit) for limit, one in found],
         "rule": [_RULES[FlowRule(one["rule"])] for _, one in found],
-        "subject": [label(one["scope"], one["subject"]) for _, one in found],
+        "subject": [words.tier(label(one["scope"], one["subject"])) for _, one in found],
         "value": [words.UNKNOWN if one["value"] is None else f"{one['value']:.2f}" for _, one in found],
         "limit": [f"{limit:g}" for limit, _ in found],
-        "words": [one["summary"] for _, one in found],
+        "words": [words.tier(one["summary"]) for _, one in found],
     }
 
 

@@ -17,7 +17,7 @@ from dashboard.times import Zone, age
 from dashboard.viewmodels import ALL_SOURCES, SIGNS, Card
 from dashboard.viewmodels_frame import stale_after
 from dashboard.words import Tone
-from fleet.quality_kinds import Severity
+from fleet.quality_kinds import EVERYTHING, GATEWAY_EVERYTHING, Severity
 
 OURSELVES = "controller"
 NAMES_SHOWN = 3
@@ -79,12 +79,21 @@ def rows(
         "severity": [f"{SIGNS[TONES.get(v.severity, 'unknown')]} {v.severity}" for v in views],
         "source": [_link(v) for v in views],
         "what": [f"{v.title}: {about}" if (about := _about(v)) else v.title for v in views],
-        "affects": [", ".join(v.affects) or words.UNKNOWN for v in views],
+        "affects": [_affects(v) for v in views],
         "since": [zone.since(v.since, now) for v in views],
         "lasted": [age(((v.until or now) - v.since).total_seconds()) for v in views],
     }
     del columns["affects" if has_ended else "lasted"]
     return columns
+
+
+def _affects(view: FindingView) -> str:
+    """Return the numbers that suffer, in the three lines there are; a list of everything as that."""
+    for everything in (EVERYTHING, GATEWAY_EVERYTHING):
+        if set(everything) <= set(view.affects):
+            more = [name for name in view.affects if name not in everything]
+            return ", ".join(["every number from it", *more])
+    return ", ".join(view.affects) or words.UNKNOWN
 
 
 def _about(view: FindingView) -> str:
@@ -127,7 +136,9 @@ def summary(views: Sequence[FindingView], pulse: Pulse | None, now: datetime) ->
     if faults or warnings:
         said = f"{words.plural(faults, 'fault')} and {words.plural(warnings, 'warning')} stand."
         return ("act" if faults else "watch"), f"{said} The numbers named under “affects” suffer."
-    return "good", "Every source says what it should, and nothing contradicts itself."
+    notes = sum(v.is_open and v.severity == Severity.NOTE for v in views)
+    also = f" {words.plural(notes, 'note')} worth knowing below." if notes else ""
+    return "good", f"Every source says what it should, and nothing contradicts itself.{also}"
 
 
 def cut_text(views: Sequence[FindingView]) -> str:

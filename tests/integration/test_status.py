@@ -103,6 +103,10 @@ def test_a_script_can_tell_healthy_from_not_and_from_unreachable(database: Fresh
     text = rhodeck(database.dsn, "status")
     assert text.returncode == 0
     assert "0.61 [0.56, 0.76], grade B" in text.stdout
+    with Session(database.engine) as session, session.begin():
+        observed(session, now + timedelta(seconds=26), "a", "b", grade=None, method="configured")
+    typed = rhodeck(database.dsn, "status")
+    assert "0.61 [0.56, 0.76], on a configured capacity" in typed.stdout
 
     away = rhodeck("postgresql://nobody@127.0.0.1:1/nothing", "status", "--json")
     assert away.returncode == 2

@@ -43,5 +43,16 @@ def test_a_level_queue_is_green_only_where_the_load_fits_and_nothing_is_raised(
     assert vm.balance_card(now, is_old=True).tone == "unknown"
 
 
+def test_signals_name_tiers_as_people_do() -> None:
+    late = {
+        "rule": "starvation", "scope": "tier", "subject": "best_effort", "value": 0.95,
+        "summary": "tier best_effort: somebody waits",
+    }  # fmt: skip
+    rows = vm.other_rows([state(others=[late])])
+    assert rows["subject"] == ["tier best-effort"]
+    assert rows["words"] == ["tier best-effort: somebody waits"]
+    assert "above" in rows["state"][0]  # 0.95 of the longest wait allowed; bad from 0.9
+
+
 def test_what_the_machine_calls_unstable_stays_so_whatever_rho_says() -> None:
     assert vm.balance_look(state("unstable", rho=0.4))[:2] == ("unstable", "act")

@@ -128,7 +128,10 @@ def test_that_nothing_is_wrong_is_said_only_where_somebody_looked() -> None:
     assert nothing(FleetNow(None, (), (), (), (), (), {}, ())).startswith("Nothing is watched yet")
     assert nothing(NOW).startswith("Nobody has looked yet")
     seen = replace(NOW, rounds=(RoundView(AT, 10.0, 0.2, 0.0, 2, 2, {}),))
-    assert nothing(seen).startswith("Nothing: no alert is open")
+    assert nothing(seen).startswith("Nothing: no alert is open, every active node is fresh, no gateway is")
+    assert nothing(replace(seen, gateways=(door(0),), nodes=())).endswith(
+        "no node is registered, every gateway converged."
+    )
     assert {card.value for card in quality_cards([], is_judged=False)} == {"\u2014"}
     assert {card.value for card in quality_cards([])} == {"0"}
 

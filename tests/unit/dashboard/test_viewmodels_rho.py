@@ -77,3 +77,11 @@ def test_a_rho_without_what_gateways_refuse_and_hold_is_a_lower_bound_and_no_roo
     assert fleet.rho_card(uncounted).tone == "good"  # no gateway: engines see all that comes
     counted = replace(FLEET, detail={**DETAIL, "arrivals_from": "gateways"})
     assert fleet.rho_card(counted, has_gateways=True).tone == "good"
+
+
+def test_a_rho_on_a_capacity_that_nobody_measured_says_so() -> None:
+    typed = fleet.rho_card(replace(FLEET, grade=None, method="configured"))
+    assert "on a configured capacity, not a measured one" in typed.note
+    assert "configured" not in fleet.rho_card(FLEET).note
+    unknown = fleet.rho_card(replace(FLEET, rho=None, grade=None, method="configured"))
+    assert "on a configured" not in unknown.note  # then there is no rho that rests on it
