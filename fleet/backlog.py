@@ -33,11 +33,12 @@ class Backlog:
         self._look = 0  # number of the present look at all that is next: in each, what fails is tried once
 
     def apply(self, policy: Policy) -> None:
-        """Take in weights, order and nodes. What waits keeps its place."""
+        """Take in weights, order and nodes. What waits keeps its place in its flow."""
+        weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
         for tier, state in self.queue.tiers.items():
             state.weight = policy.tiers[tier].weight
             state.timeout_s = policy.tiers[tier].queue_timeout_s
-            state.forget_tenants()
+            state.apply(weights)
         self._is_fifo = policy.admission.order == "fifo"
         bound = {one.name for one in policy.admission.size_classes if one.pool is not None}
         self._lines.apply(self._placement.pools, bound)

@@ -16,7 +16,7 @@ from fleet.offers import Ticket
 from fleet.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from fleet.lines import Line
 
@@ -42,10 +42,11 @@ def _key(ticket: Ticket) -> float:
 class Tag:
     """Where one key's last start ends in virtual time: kept at hand, so that nobody looks it up twice."""
 
-    __slots__ = ("finish",)
+    __slots__ = ("finish", "weight")
 
     def __init__(self) -> None:
         self.finish = 0.0
+        self.weight = 1  # at which that start was counted
 
 
 class FairTags:
@@ -68,9 +69,17 @@ class FairTags:
             tag = self.by_key[key] = Tag()
         return tag
 
-    def forget(self, in_use: Collection[str]) -> None:
-        """Drop the tags that say nothing: of keys not `in_use` whose next start is at virtual time."""
+    def apply(self, weights: Mapping[str, int], in_use: Collection[str]) -> None:
+        """Let what each key owes weigh as it weighs now: virtual time ahead is tokens by weight.
+
+        Drops the tags that say nothing: of keys not `in_use` whose next start is at virtual time.
+        """
         virtual = self.virtual
+        for key, tag in self.by_key.items():
+            weight = weights.get(key, tag.weight)
+            if tag.finish > virtual and weight != tag.weight:
+                tag.finish = virtual + (tag.finish - virtual) * tag.weight / weight
+                tag.weight = weight
         self.by_key = {
             key: tag for key, tag in self.by_key.items() if tag.finish > virtual or key in in_use
         }
@@ -82,6 +91,7 @@ class FairTags:
             start = virtual
         if 4 * tokens > self.most_owed:
             self.most_owed = 4 * tokens
+        tag.weight = weight
         ends = start + tokens / weight
         if in_turn:  # nobody owes more than one request
             self.virtual = start
@@ -122,9 +132,7 @@ class Flow:
         self.heap: list[tuple[float, int, Ticket]] = []  # then; those that left stay until they are next
         self.requests = 0
         self.tokens = 0
-        self.tokens_by_bits: list[int] | None = (
-            None  # by size in bits, once it has been looked at while long
-        )
+        self.tokens_by_bits: list[int] | None = None  # by size in bits, once asked for while long
         self.since_s = 0.0  # it has been backlogged since then
         self.served_tokens = 0  # started since then
 
@@ -257,8 +265,8 @@ class Lane:
         flow = self.flows.get(account)
         if flow is None:
             tag = tags.find(account)
-            flow = self.flows[account] = Flow(account, ticket.weight, self, tag)
-            self.active_weight += ticket.weight
+            flow = self.flows[account] = Flow(account, ticket.holder.weight, self, tag)
+            self.active_weight += flow.weight
             start = tag.finish if tag.finish > tags.virtual else tags.virtual
             self.turns.add(start, flow)
             if start < self.next_tag:
@@ -267,6 +275,15 @@ class Lane:
         flow.push(ticket)
         if flow is self.next_flow:
             self.next = None
+
+    def apply(self, weights: Mapping[str, int], tags: FairTags) -> None:
+        """Take in weights, and let flows that owe less virtual time than before start earlier for it."""
+        turns, virtual = self.turns, tags.virtual
+        self.turns, self.next, self.active_weight = Turns(), None, 0
+        for start, _, flow in turns:
+            flow.weight = weights.get(flow.account, flow.weight)
+            self.active_weight += flow.weight
+            self.turns.add(min(start, max(flow.tag.finish, virtual)), flow)
 
     def head(self, tags: FairTags) -> Ticket | None:
         """Return the request that is next, and keep it at hand with its flow and start tag; None: empty."""

@@ -174,6 +174,7 @@ class FairQueue:
         if start < tags.virtual:
             start = tags.virtual
         tags.virtual = start
+        tag.weight = ticket.weight
         tag.finish = start + tokens / ticket.weight
         if 4 * tokens > tags.most_owed:
             tags.most_owed = 4 * tokens

@@ -92,9 +92,9 @@ class Gate:
     def apply(self, assignment: Assignment, now_s: float) -> None:
         """Put an assignment in force. Whether it is newer is the caller's question.
 
-        Changes no bucket level (but for clamping to a smaller burst), no lease and no place in the
-        queue: a push mints no capacity. Nodes that vanish keep their leases until released; what waits
-        and has no node left in the assignment leaves with the next `poll`, as NO_NODES.
+        Changes no bucket level (but for clamping to a smaller burst), no lease and no place in a flow: a
+        push mints no capacity. New weights hold at once. Nodes that vanish keep their leases until
+        released; what waits and has no node left in the assignment leaves with the next poll, as NO_NODES.
         """
         policy = assignment.policy
         self._entry.apply(policy)

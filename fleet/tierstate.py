@@ -6,7 +6,7 @@ one whose time is up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from fleet.fairflows import FairTags, Lane
@@ -148,13 +148,15 @@ class TierState:
         """Count tokens that start against their tenant; those of a parked request count on parking."""
         flow, tags = ticket.flow, self.tags
         tag = tags.find(ticket.holder.name) if flow is None else flow.tag
-        tags.charge(tag, ticket.tokens, ticket.weight, in_turn)
+        tags.charge(tag, ticket.tokens, ticket.holder.weight, in_turn)
         for lane in self.lanes:
             lane.next = None
 
-    def forget_tenants(self) -> None:
-        """Drop what is kept about tenants that neither wait nor owe anything: they may be gone for good."""
-        self.tags.forget({name for lane in self.lanes for name in lane.flows})
+    def apply(self, weights: Mapping[str, int]) -> None:
+        """Take in the weights of its tenants; those not named keep theirs until they are gone."""
+        self.tags.apply(weights, {name for lane in self.lanes for name in lane.flows})
+        for lane in self.lanes:
+            lane.apply(weights, self.tags)
 
     def add(self, ticket: Ticket) -> bool:
         """Count a request in. True: its deadline comes before that of one that came before it."""

@@ -10,9 +10,12 @@ Source: Brown, "Calendar Queues" (CACM 31, 1988); there are no years, and no day
 from __future__ import annotations
 
 import heapq
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fleet.fairflows import Flow
 
     Turn = tuple[float, int, Flow]
@@ -57,6 +60,10 @@ class Turns:
     def drop_first(self) -> None:
         """Take the first out."""
         heapq.heappop(self._present)
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yield (start tag, number, flow) of all, in order."""
+        return iter(sorted(chain(self._present, *self._later.values())))
 
     def put_back_first(self, start: float, flow: Flow) -> None:
         """Put the first, which is `flow`, to a later start."""

@@ -11,9 +11,10 @@ import pytest
 from gate_world import Server, assignment, open_gate, request, tenant
 
 from fleet.fairflows import FairTags, Flow, Lane
-from fleet.gate import Dispatch, Queued, Started
+from fleet.gate import Dispatch, Lease, Queued, Started
 from fleet.lines import Lines
-from fleet.outcomes import Outcome, Tier
+from fleet.messages import Assignment
+from fleet.outcomes import TIERS, Outcome, Tier
 from fleet.tally import Tally
 from fleet.turns import Turns
 
@@ -146,6 +147,53 @@ def test_a_gate_that_is_let_go_with_requests_waiting_and_running_is_freed():
     left_behind()
     gc.collect()
     assert [one() for one in seen if one() is not None] == []
+
+
+def starts_after_a_push(before: dict[str, int], after: dict[str, int]) -> list[Lease]:
+    """Return 600 starts in order, all tenants backlogged, the first by requests of before the push."""
+    rng, server = random.Random(9), Server(open_gate(patient(before)))
+    for number in range(400):
+        server.offer(request(number, tenant="early", max_tokens=rng.choice([400, 900, 2_000])))
+    for number in range(60):
+        server.offer(request(number, tenant=rng.choice(["late", "other"])))
+    while server.running[0].opened_at_s == 0.0:
+        server.step(0.01)
+    server.gate.apply(patient(after, generation=2), server.now_s)
+    for number in range(1_500):
+        server.offer(request(number, tenant=("late", "other", "early")[number % 3]))
+    server.started.clear()
+    while len(server.started) < 600:
+        server.step(0.01)
+    return server.started[:600]
+
+
+def patient(weights: dict[str, int], generation: int = 1) -> Assignment:
+    """Return an assignment under which everybody waits for ten minutes."""
+    tiers = {tier.value: {"queue_timeout_s": 600} for tier in TIERS}
+    tenants = {name: tenant(weight=weight) for name, weight in weights.items()}
+    return assignment(tenants, tiers=tiers, generation=generation)
+
+
+@pytest.mark.parametrize("factor", [16, 1_024])  # powers of two: no rounding breaks a tie
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_push_that_changes_all_weights_alike_changes_no_order(factor: int, grows: bool):
+    small = {"early": 1, "late": 2, "other": 5}
+    large = {name: weight * factor for name, weight in small.items()}
+    before, after = (small, large) if grows else (large, small)
+    same = [(one.account, one.tokens) for one in starts_after_a_push(before, before)]
+    assert [(one.account, one.tokens) for one in starts_after_a_push(before, after)] == same
+
+
+@pytest.mark.parametrize(("was", "weight"), [(1, 10_000), (10_000, 1)])
+def test_a_weight_that_a_push_changes_holds_at_once_also_for_what_waits(was: int, weight: int):
+    others = {"late": 100, "other": 100}
+    started = starts_after_a_push(others | {"early": was}, others | {"early": weight})
+    tokens = dict.fromkeys([*others, "early"], 0)
+    for lease in started:
+        tokens[lease.account] += lease.tokens
+    # 600 starts of 500 to 2,100 tokens: its share by weight, give or take one largest request of each
+    expected = sum(tokens.values()) * weight / (weight + 200)
+    assert abs(tokens["early"] - expected) <= 2 * 2_100
 
 
 def test_of_tenants_that_left_the_policy_nothing_is_kept_once_they_owe_nothing():
