@@ -29,17 +29,23 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cache_folder(package: Path) -> Path:
-    """Return where the code goes: beside the bytecode; where we may not write, in the user's cache."""
-    name = f"kernels-{digest_of(package)}"
-    beside = package / "__pycache__" / name
-    with contextlib.suppress(OSError):
-        beside.mkdir(parents=True, exist_ok=True)
-    return beside if os.access(beside, os.W_OK) else Path.home() / ".cache" / "rhodeck" / name
+def _cache_folder(package: Path) -> Path | None:
+    """Return where the code goes: beside the bytecode or in the user's cache; None: nowhere may we."""
+    parents = [package / "__pycache__"]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        parents.append(Path.home() / ".cache" / "rhodeck")
+    for parent in parents:
+        folder = parent / f"kernels-{digest_of(package)}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return None
 
 
 _settings: Any = config
 if not _settings.CACHE_DIR:  # NUMBA_CACHE_DIR was not set by whoever runs us
-    _settings.CACHE_DIR = str(_cache_folder(Path(__file__).parent))
+    _settings.CACHE_DIR = str(_cache_folder(Path(__file__).parent) or "")
 
-compiled: Any = njit(cache=True, nogil=True)
+#: Without a folder each process compiles for itself: numba would refuse to.
+compiled: Any = njit(cache=bool(_settings.CACHE_DIR), nogil=True)
