@@ -60,7 +60,6 @@ class Prefills:
 
     def has_phases(self, passage: Passage, dispatch: Dispatch) -> bool:
         """Say whether the dispatched node only decodes, so that the prompt must be computed elsewhere."""
-        passage.transfer = passage.prefill_node = None
         target = self._nodes.target(dispatch.node)
         return target is not None and target.role == "decode" and passage.call.endpoint in _IN_TWO_PHASES
 

@@ -151,7 +151,7 @@ class Passage:
         self._booked_tokens = dispatch.lease.tokens
         metrics.held.tokens[self.flow] += self._booked_tokens
         self.lease = self._last_lease = dispatch.lease
-        self._sent_json = b""
+        self._sent_json, self.transfer, self.prefill_node = b"", None, None
         self._sent_s = self._ledger.clock.monotonic_s()
         self.entry.sent(dispatch.lease, self._sent_s)
         if self._waits_again:
