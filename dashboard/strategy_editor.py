@@ -6,6 +6,7 @@ table.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import streamlit as st
@@ -47,13 +48,23 @@ _GROUP, _READ = "strategies_group", "strategies_read"
 
 
 def _regrouped() -> None:
-    """Begin the table anew from what was compared last; stay where a row of it could not be."""
-    shown, read = st.session_state.get("strategies_shown"), st.session_state.get(_READ)
-    if read is not None and read == comparison_inputs.document().get("strategies"):
+    """Begin the table anew from what was compared last; stay where its edits were not all compared."""
+    read = st.session_state.get(_READ)
+    if read is not None and read == _edits():
         st.session_state["strategies_version"] += 1
     else:
-        st.session_state[_GROUP] = shown
+        st.session_state[_GROUP] = st.session_state.get("strategies_shown")
         st.toast("Mend or remove the row that cannot be compared first", icon=":material/edit_off:")
+
+
+def compared() -> None:
+    """Note that every edit in the table is in the document that was kept."""
+    st.session_state[_READ] = deepcopy(_edits())
+
+
+def _edits() -> dict[str, Any]:
+    """Return what was typed into the table since it began, as the browser keeps it."""
+    return dict(st.session_state.get(f"strategies_{st.session_state['strategies_version']}") or {})
 
 
 def edited(document: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +85,7 @@ def edited(document: dict[str, Any]) -> dict[str, Any]:
         label_visibility="collapsed",
     )
     st.session_state["strategies_shown"] = group
-    st.session_state[_READ] = None  # until every row could be read
+    st.session_state[_READ] = None  # until every row was compared
     rows = st.data_editor(
         _records(rows_of(start)),
         column_config=_LOOK,
@@ -96,7 +107,6 @@ def edited(document: dict[str, Any]) -> dict[str, Any]:
     if len(rows) > MAX_STRATEGIES:
         raise InvalidInput(f"{len(rows)} strategies", field="strategies", hint=f"At most {MAX_STRATEGIES}")
     found = strategies_of(rows, start)
-    st.session_state[_READ] = found
     if found != [dict(one) for one in start]:
         st.session_state["comparison_chosen"] = True
     names = [one["name"] for one in found]

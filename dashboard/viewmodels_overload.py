@@ -10,7 +10,7 @@ from control.freshness import Freshness
 from control.queries_fleet import HealthView
 from dashboard import words
 from dashboard.data import FleetNow
-from dashboard.viewmodels import DIAGNOSIS_PAGE, Notice
+from dashboard.viewmodels import DIAGNOSIS_PAGE, NOT_HEARD, Notice
 
 #: From how far the fleet's rho lies above its largest node's the two are explained.
 APART = 0.1
@@ -32,13 +32,16 @@ def overload(now: FleetNow) -> Notice | None:
 
 
 def two_rhos(now: FleetNow) -> str | None:
-    """Return why the fleet's rho is above any of its nodes'; None where it is not, or nobody knows."""
+    """Return why the fleet's rho is above any of its nodes'; None where it is not, or nobody knows.
+
+    A gateway that is not heard counts with what it said last: then nobody knows what competes.
+    """
     health = now.health
     fresh = [n for n in now.nodes if n.freshness is Freshness.FRESH]
     known = [n.rho for n in fresh if n.rho is not None]
     if health is None or health.is_stale or health.rho is None or not known or not _is_at_door(health):
         return None
-    if health.rho < max(known) + APART:
+    if health.rho < max(known) + APART or any(g.condition in NOT_HEARD for g in now.gateways):
         return None
     reached = [n.arrival_rate for n in fresh]
     rates = [rate for rate in reached if rate is not None]

@@ -16,6 +16,7 @@ st.caption("Change a cell and the months are simulated again. Traffic and prices
 try:
     start = data_estimates.ready(comparison_inputs.document())
     ready = comparison_inputs.written(data_estimates.ready(strategy_editor.edited(start.document)))
+    strategy_editor.compared()
     found = data_estimates.answer(ready)
 except InvalidInput as exc:
     components.failure(exc, title="These strategies cannot be compared")

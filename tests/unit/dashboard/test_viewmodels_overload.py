@@ -82,6 +82,9 @@ def test_where_the_two_agree_or_one_is_not_known_there_is_nothing_to_join() -> N
     assert two_rhos(replace(NOW, health=replace(FLEET, is_stale=True))) is None
     assert two_rhos(replace(NOW, health=replace(FLEET, detail={"arrivals_from": "engines"}))) is None
     assert two_rhos(replace(NOW, nodes=(node("n1", None),))) is None
+    assert (
+        two_rhos(replace(NOW, gateways=(gateway("unreachable"),))) is None
+    )  # its demand is not the present
     assert two_rhos(replace(NOW, nodes=tuple(replace(n, freshness=Freshness.STALE) for n in NODES))) is None
 
 
