@@ -128,11 +128,7 @@ class App:
 
     def _gauges(self) -> Iterator[Family]:
         state, prefix = self._state, "rhodeck_gateway_"
-        held = state.metrics.held
-        flow = ("tenant", "tier")
-        yield Family(prefix + "queued_requests", "Requests waiting at the gate.", flow, held.queued)
-        yield Family(prefix + "in_flight_requests", "Requests at engines.", flow, held.running)
-        yield Family(prefix + "in_flight_tokens", "Tokens booked at engines.", flow, held.tokens)
+        yield from state.metrics.held()
         limiters = None if state.assignment is None else state.assignment.policy.limiters
         snapshot = state.gate.snapshot(state.clock.monotonic_s())
         yield from gate_families(snapshot, limiters)

@@ -6,6 +6,8 @@ was given, so that ratios of success say more than clients saw.
 
 from __future__ import annotations
 
+from typing import Final
+
 from admission.answers import error_body, error_type, stream_error
 from admission.calls import Call
 from admission.responses_call import ResponsesReader, answer_failed, failure_event
@@ -13,6 +15,7 @@ from admission.sse import StreamReader
 from fleet.outcomes import Outcome
 
 Reader = StreamReader | ResponsesReader
+_COMPLETED: Final = Outcome.COMPLETED
 
 
 def reader_of(call: Call) -> Reader:
@@ -28,7 +31,7 @@ def whole_outcome(call: Call, status: int, body: bytes) -> Outcome:
         return Outcome.ENGINE_REFUSED
     if call.endpoint == "responses" and answer_failed(body):
         return Outcome.UPSTREAM_ERROR
-    return Outcome.COMPLETED
+    return _COMPLETED
 
 
 def broken_stream(call: Call, outcome: Outcome, reason: str) -> bytes:

@@ -7,6 +7,7 @@ node that fails every request while its metrics look idle attracting all traffic
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from admission.calls import ENDPOINTS
 from admission.disaggregation import Prefills
@@ -19,6 +20,7 @@ from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
 _PATHS = {endpoint: path for path, endpoint in ENDPOINTS.items()}
+_WORKED: Final = frozenset({Outcome.COMPLETED, Outcome.ENGINE_REFUSED})
 _RETRY_PART = 0.1  # retries per request, over the long run
 _RETRY_BURST = 10.0
 _EXTEND_EVERY_EVENTS = 64
@@ -101,7 +103,7 @@ class EngineLink:
         """Note how an exchange ended as far as the node is concerned."""
         if passage.lease is None:
             return
-        if outcome in (Outcome.COMPLETED, Outcome.ENGINE_REFUSED):
+        if outcome in _WORKED:
             self._nodes.request_worked(passage.lease.node, passage.seconds_per_token())
         else:
             self.failed(passage.lease.node, passage)

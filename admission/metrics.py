@@ -62,17 +62,29 @@ class _Predictions:
         self.outgrown = 0
 
 
-class Held:
-    """What is inside the gateway now, by flow."""
+class FlowCounts:
+    """What is counted of one flow. A request looks it up once and counts by its attributes."""
+
+    __slots__ = (
+        "booked_tokens", "dispatched", "offered", "outcomes", "queue_wait", "queued", "repeated", "running",
+        "tokens", "ttft",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.queued: defaultdict[Flow, int] = defaultdict(int)
-        self.running: defaultdict[Flow, int] = defaultdict(int)
-        self.tokens: defaultdict[Flow, int] = defaultdict(int)
+        self.offered = self.repeated = self.dispatched = 0
+        self.queued = self.running = self.booked_tokens = 0  # inside the gateway now
+        self.outcomes: dict[str, int] = {}
+        self.tokens = _Tokens()
+        self.queue_wait, self.ttft = _Timing(), _Timing()
 
-    def requests(self) -> int:
-        """Return how many requests wait or run."""
-        return sum(self.queued.values()) + sum(self.running.values())
+    def ended(self, outcome: Outcome) -> None:
+        """Book the one outcome of one offered request."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def used(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Book what a request used."""
+        self.tokens.prompt += prompt_tokens
+        self.tokens.output += output_tokens
 
 
 class GatewayMetrics:
@@ -80,29 +92,34 @@ class GatewayMetrics:
 
     def __init__(self, process_start_time_s: float) -> None:
         self._process_start_time_s = process_start_time_s
-        self.offered: defaultdict[Flow, int] = defaultdict(int)
-        self.repeated: defaultdict[Flow, int] = defaultdict(int)
-        self.dispatched: defaultdict[Flow, int] = defaultdict(int)
+        self._flows: dict[Flow, FlowCounts] = {}
         self.would_refuse: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self.outcomes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self._tokens: defaultdict[Flow, _Tokens] = defaultdict(_Tokens)
-        self.queue_wait: defaultdict[Flow, _Timing] = defaultdict(_Timing)
-        self.ttft: defaultdict[Flow, _Timing] = defaultdict(_Timing)
         self._predictions: defaultdict[tuple[str, str], _Predictions] = defaultdict(_Predictions)
-        self.held = Held()
         self.auth_failures = 0
         self.invalid_requests = 0
         self.retries = 0
 
-    def count_outcome(self, flow: Flow, outcome: Outcome) -> None:
-        """Book the one outcome of one offered request."""
-        self.outcomes[flow[0], flow[1], outcome] += 1
+    def of(self, flow: Flow) -> FlowCounts:
+        """Return the counts of a flow."""
+        counts = self._flows.get(flow)
+        if counts is None:
+            counts = self._flows[flow] = FlowCounts()
+        return counts
 
-    def count_tokens(self, flow: Flow, prompt_tokens: int, output_tokens: int) -> None:
-        """Book what a request used."""
-        used = self._tokens[flow]
-        used.prompt += prompt_tokens
-        used.output += output_tokens
+    def requests_held(self) -> int:
+        """Return how many requests wait or run."""
+        return sum(one.queued + one.running for one in self._flows.values())
+
+    def held(self) -> Iterator[Family]:
+        """Yield what is inside the gateway now."""
+        flow, prefix, flows = ("tenant", "tier"), "rhodeck_gateway_", list(self._flows.items())
+        sent = [(key, one) for key, one in flows if one.dispatched]
+        yield Family(prefix + "queued_requests", "Requests waiting at the gate.",
+                     flow, {key: one.queued for key, one in flows})  # fmt: skip
+        yield Family(prefix + "in_flight_requests", "Requests at engines.",
+                     flow, {key: one.running for key, one in sent})  # fmt: skip
+        yield Family(prefix + "in_flight_tokens", "Tokens booked at engines.",
+                     flow, {key: one.booked_tokens for key, one in sent})  # fmt: skip
 
     def count_prediction(
         self, model: str, endpoint: str, predicted: tuple[int, int], actual: tuple[int, int]
@@ -130,28 +147,33 @@ class GatewayMetrics:
         """
         for family in (*self._counters(), *gauges):
             yield from _in_parts(family.lines())
-        for name, help_text, timings in (
-            ("queue_wait_seconds", "Wait at the gate of dispatched requests.", self.queue_wait),
-            ("ttft_seconds", "Arrival at the gateway to the first byte of the answer.", self.ttft),
-        ):
-            yield from _in_parts(_histogram_lines(f"rhodeck_gateway_{name}", help_text, timings))
+        flows = list(self._flows.items())
+        waits = {key: one.queue_wait for key, one in flows if any(one.queue_wait.counts)}
+        help_text = "Wait at the gate of dispatched requests."
+        yield from _in_parts(_histogram_lines("rhodeck_gateway_queue_wait_seconds", help_text, waits))
+        first = {key: one.ttft for key, one in flows if any(one.ttft.counts)}
+        help_text = "Arrival at the gateway to the first byte of the answer."
+        yield from _in_parts(_histogram_lines("rhodeck_gateway_ttft_seconds", help_text, first))
 
     def _counters(self) -> list[Family]:
         flow, prefix = ("tenant", "tier"), "rhodeck_gateway_"
         predicted, booked = ("model", "endpoint", "kind"), tuple(self._predictions.items())
+        flows = list(self._flows.items())
+        used = {key: one.tokens for key, one in flows if one.tokens.prompt or one.tokens.output}
+        outcomes = {(*key, how): count for key, one in flows for how, count in one.outcomes.items()}
         return [
             Family(prefix + "offered_total", "Requests offered to the gate, refused ones included.",
-                   flow, self.offered, "counter"),
+                   flow, {key: one.offered for key, one in flows}, "counter"),
             Family(prefix + "repeated_total", "Of them, tries of one that was refused or failed before.",
-                   flow, self.repeated, "counter"),
+                   flow, {key: one.repeated for key, one in flows if one.repeated}, "counter"),
             Family(prefix + "dispatched_total", "Requests sent to an engine.",
-                   flow, self.dispatched, "counter"),
+                   flow, {key: one.dispatched for key, one in flows if one.dispatched}, "counter"),
             Family(prefix + "requests_total", "Requests by how they left the gateway.",
-                   (*flow, "outcome"), self.outcomes, "counter"),
+                   (*flow, "outcome"), outcomes, "counter"),
             Family(prefix + "would_refuse_total", "Requests let through by a limit in shadow.",
                    (*flow, "limiter"), self.would_refuse, "counter"),
             Family(prefix + "tokens_total", "Tokens used, as counted by the engines.",
-                   (*flow, "kind"), _by_kind(self._tokens), "counter"),
+                   (*flow, "kind"), _by_kind(used), "counter"),
             Family(prefix + "predicted_tokens_total", "Tokens booked for completed requests.",
                    predicted, _by_kind({key: one.predicted for key, one in booked}), "counter"),
             Family(prefix + "actual_tokens_total", "Tokens those requests used.",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from admission.metrics import Family
-from fleet.ejection import Outliers, Stage
+from fleet.ejection import Stage
+from fleet.outliers import Outliers
 
 _PREFIX = "rhodeck_gateway_"
 

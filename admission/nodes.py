@@ -17,11 +17,12 @@ from admission.settings import Settings
 from admission.upstream import NodeFailed, Page, Upstream
 from fleet.clock import Clock
 from fleet.dialects import read_page
-from fleet.ejection import Outliers, Stage
+from fleet.ejection import Stage
 from fleet.gate_snapshot import NodeUse
 from fleet.lifesigns import Pulses, node_is_frozen
 from fleet.messages import Assignment, NodeTarget
 from fleet.offers import NodeState
+from fleet.outliers import Outliers
 from fleet.placement import stand_ins
 from fleet.readings import EngineReading, PageReading, PageState, Reason
 

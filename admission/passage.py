@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from admission.answers import HeaderList
 from admission.calls import Call
@@ -27,6 +27,8 @@ from fleet.clock import Clock
 from fleet.limiters import Limiter
 from fleet.offers import Dispatch, Evicted, Lease, Refused
 from fleet.outcomes import Outcome
+
+_COMPLETED: Final = Outcome.COMPLETED  # to get a member of an enumeration costs as much as a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Passage:
         self.call = call
         self.request_id = request_id
         self.flow: Flow = (caller.label, caller.tier)
+        self.counts = ledger.metrics.of(self.flow)
         self._arrived_s = ledger.clock.monotonic_s()
         self._sent_s = self._arrived_s
         self._last_lease: Lease | None = None
@@ -78,7 +81,7 @@ class Passage:
         self.outcome: Outcome | None = None
         self.entry = self._entry()
         ledger.decisions.add(self.entry)
-        ledger.metrics.offered[self.flow] += 1
+        self.counts.offered += 1
 
     def _entry(self) -> Entry:
         ledger, caller, call = self._ledger, self.caller, self.call
@@ -123,7 +126,7 @@ class Passage:
     def waiting(self) -> None:
         """Note that the gate has it and has not decided yet."""
         self._is_queued = True
-        self._ledger.metrics.held.queued[self.flow] += 1
+        self.counts.queued += 1
 
     def decided(self, decision: Dispatch | Refused | Evicted) -> None:
         """Note why it got no node, and which limits in shadow it met; those of its first try count."""
@@ -145,11 +148,11 @@ class Passage:
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """Hold the lease of a dispatch: the first, or one to another node."""
-        metrics = self._ledger.metrics
+        counts = self.counts
         self._leave_queue()
-        metrics.held.running[self.flow] += 1
+        counts.running += 1
         self._booked_tokens = dispatch.lease.tokens
-        metrics.held.tokens[self.flow] += self._booked_tokens
+        counts.booked_tokens += self._booked_tokens
         self.lease = self._last_lease = dispatch.lease
         self._sent_json, self.transfer, self.prefill_node = b"", None, None
         self._sent_s = self._ledger.clock.monotonic_s()
@@ -159,10 +162,10 @@ class Passage:
             self._queued_s = (self._queued_s or 0.0) + dispatch.lease.queued_s
         elif self._queued_s is None:
             self._queued_s = self._sent_s - self._arrived_s
-            metrics.dispatched[self.flow] += 1
-            metrics.queue_wait[self.flow].observe(self._queued_s)
+            counts.dispatched += 1
+            counts.queue_wait.observe(self._queued_s)
         else:
-            metrics.retries += 1
+            self._ledger.metrics.retries += 1
 
     def gave_up(self, why: str, *, reached_engine: bool) -> None:
         """Return the lease of an attempt that brought no answer; another node may be tried."""
@@ -191,7 +194,7 @@ class Passage:
 
     def extended(self, lease: Lease) -> None:
         """Note that the lease books more now."""
-        self._ledger.metrics.held.tokens[self.flow] += lease.tokens - self._booked_tokens
+        self.counts.booked_tokens += lease.tokens - self._booked_tokens
         self._booked_tokens = lease.tokens
 
     def sending(self) -> None:
@@ -220,7 +223,7 @@ class Passage:
         """Note the first byte of the answer."""
         if self.ttft_s is None:
             self.ttft_s = self._ledger.clock.monotonic_s() - self._arrived_s
-            self._ledger.metrics.ttft[self.flow].observe(self.ttft_s)
+            self.counts.ttft.observe(self.ttft_s)
 
     def finish(self, outcome: Outcome, *, used_nothing: bool = False) -> None:
         """Book the ending: outcome, lease, tokens, usage record. Later calls change nothing.
@@ -231,7 +234,7 @@ class Passage:
             return
         self.is_finished, self.outcome = True, outcome
         ledger = self._ledger
-        ledger.metrics.count_outcome(self.flow, outcome)
+        self.counts.ended(outcome)
         self._leave_queue()
         lease = self._take_lease()
         now_s = ledger.clock.monotonic_s()
@@ -239,7 +242,7 @@ class Passage:
         self._note_ending(outcome, prompt, output, now_s)
         if self.trace is not None:
             self.trace.ended()
-        if lease is not None and outcome is Outcome.COMPLETED and self.usage:
+        if lease is not None and outcome is _COMPLETED and self.usage is not None:
             booked = lease.ticket  # the lease grows with the answer, the ticket does not
             ledger.metrics.count_prediction(
                 self.call.model,
@@ -265,13 +268,13 @@ class Passage:
     def _leave_queue(self) -> None:
         if self._is_queued:
             self._is_queued = False
-            self._ledger.metrics.held.queued[self.flow] -= 1
+            self.counts.queued -= 1
 
     def _take_lease(self) -> Lease | None:
         lease, self.lease = self.lease, None
         if lease is not None:
-            self._ledger.metrics.held.running[self.flow] -= 1
-            self._ledger.metrics.held.tokens[self.flow] -= self._booked_tokens
+            self.counts.running -= 1
+            self.counts.booked_tokens -= self._booked_tokens
         return lease
 
     def _used(self, lease: Lease | None, used_nothing: bool, engine_s: float) -> tuple[int, int]:
@@ -306,7 +309,7 @@ class Passage:
     def _record(self, lease: Lease, outcome: Outcome, prompt: int, output: int) -> None:
         """Count the tokens and write the one usage record (`fleet.messages.UsageRecord`)."""
         ledger, usage = self._ledger, self.usage
-        ledger.metrics.count_tokens(self.flow, prompt, output)
+        self.counts.used(prompt, output)
         seq = ledger.spool.next_seq
         record = record_json(
             self._as_sent(lease),

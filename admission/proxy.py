@@ -132,7 +132,7 @@ class Proxy:
         may_repeat = RETRY_COUNT_HEADER in request.names or bool(state.repeats)
         now_s = state.clock.monotonic_s()
         if may_repeat and state.repeats.is_repeat(caller.tenant, headers, call.raw, now_s):
-            state.metrics.repeated[passage.flow] += 1
+            passage.counts.repeated += 1
         try:
             request.watch()
             answer = await self._attempts.serve(passage, request, self._exchange)
@@ -149,7 +149,8 @@ class Proxy:
                 self._say_stopped(passage, request)
             raise
         finally:
-            passage.finish(Outcome.UPSTREAM_ERROR)  # a fault of ours; nothing may stay booked
+            if not passage.is_finished:  # a fault of ours; nothing may stay booked
+                passage.finish(Outcome.UPSTREAM_ERROR)
             if passage.outcome in LOST:
                 state.repeats.lost(caller.tenant, headers, call.raw, state.clock.monotonic_s())
 

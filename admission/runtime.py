@@ -225,5 +225,5 @@ async def _leave(state: GatewayState, listener: Listener, acceptor: Acceptor) ->
 
 async def _wait_for_running(state: GatewayState) -> None:
     until_s = state.clock.monotonic_s() + state.settings.drain_s
-    while state.metrics.held.requests() and state.clock.monotonic_s() < until_s:
+    while state.metrics.requests_held() and state.clock.monotonic_s() < until_s:
         await asyncio.sleep(0.05)

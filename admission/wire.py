@@ -124,7 +124,11 @@ class Wire:
         self._asked_at_s = self._loop.time()
         self.due_s = self._asked_at_s + within_s
         while not self.has_head:
-            await self._wait()
+            waiter = self._begin_to_wait()
+            try:
+                await waiter
+            finally:
+                self._end_to_wait()
 
     async def read(self, idle_s: float) -> bytes:
         """Return what has come of the body, b"" at its end.
@@ -231,15 +235,22 @@ class Wire:
         return not self._peek.poll(0)
 
     async def _wait(self) -> None:
+        waiter = self._begin_to_wait()
+        try:
+            await waiter
+        finally:
+            self._end_to_wait()
+
+    def _begin_to_wait(self) -> asyncio.Future[None]:
         if self._error is not None:
             raise self._error
-        self._waiter = self._loop.create_future()
+        waiter = self._waiter = self._loop.create_future()
         self._alarm.watch(self)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            self._alarm.leave(self)
+        return waiter
+
+    def _end_to_wait(self) -> None:
+        self._waiter = None
+        self._alarm.leave(self)
 
     def time_is_up(self, now_s: float) -> None:
         """Fail: what is waited for did not come in time."""

@@ -6,7 +6,7 @@ that hands the diagnosis what the simulator knows instead of what a page says.
 
 from __future__ import annotations
 
-from admission.metrics import Family, GatewayMetrics
+from admission.metrics import FlowCounts, GatewayMetrics
 from control.diagnose_pages import PageSeries
 from fleet.diagnosis_evidence import Evidence
 from fleet.outcomes import Outcome
@@ -24,43 +24,40 @@ class FrontBook:
         self.metrics = GatewayMetrics(EPOCH_S - 3600)
 
     def offer(self, call: Call, *, is_retry: bool) -> None:
-        flow = (call.tenant, call.tier)
-        self.metrics.offered[flow] += 1
+        counts = self._of(call)
+        counts.offered += 1
         if is_retry:
-            self.metrics.repeated[flow] += 1
-        self.metrics.held.queued[flow] += 1
+            counts.repeated += 1
+        counts.queued += 1
 
     def dispatch(self, call: Call, waited_s: float) -> None:
-        flow, m = (call.tenant, call.tier), self.metrics
-        m.dispatched[flow] += 1
-        m.held.queued[flow] -= 1
-        m.held.running[flow] += 1
-        m.held.tokens[flow] += call.prompt_tokens + call.output_tokens
-        m.queue_wait[flow].observe(waited_s)
+        counts = self._of(call)
+        counts.dispatched += 1
+        counts.queued -= 1
+        counts.running += 1
+        counts.booked_tokens += call.prompt_tokens + call.output_tokens
+        counts.queue_wait.observe(waited_s)
 
     def refuse(self, call: Call, *, timed_out: bool) -> None:
-        flow = (call.tenant, call.tier)
-        self.metrics.held.queued[flow] -= 1
-        self.metrics.count_outcome(flow, Outcome.EVICTED_WAIT if timed_out else Outcome.REJECTED_QUEUE_FULL)
+        counts = self._of(call)
+        counts.queued -= 1
+        counts.ended(Outcome.EVICTED_WAIT if timed_out else Outcome.REJECTED_QUEUE_FULL)
 
     def first_token(self, call: Call, ttft_s: float) -> None:
-        self.metrics.ttft[call.tenant, call.tier].observe(ttft_s)
+        self._of(call).ttft.observe(ttft_s)
 
     def finish(self, call: Call) -> None:
-        flow, m = (call.tenant, call.tier), self.metrics
-        m.held.running[flow] -= 1
-        m.held.tokens[flow] -= call.prompt_tokens + call.output_tokens
-        m.count_outcome(flow, Outcome.COMPLETED)
-        m.count_tokens(flow, call.prompt_tokens, call.output_tokens)
+        counts = self._of(call)
+        counts.running -= 1
+        counts.booked_tokens -= call.prompt_tokens + call.output_tokens
+        counts.ended(Outcome.COMPLETED)
+        counts.used(call.prompt_tokens, call.output_tokens)
 
     def page(self) -> bytes:
-        held, flow, prefix = self.metrics.held, ("tenant", "tier"), "rhodeck_gateway_"
-        gauges = (
-            Family(prefix + "queued_requests", "Requests waiting at the gate.", flow, held.queued),
-            Family(prefix + "in_flight_requests", "Requests at engines.", flow, held.running),
-            Family(prefix + "in_flight_tokens", "Tokens booked at engines.", flow, held.tokens),
-        )
-        return self.metrics.page(gauges)
+        return self.metrics.page(self.metrics.held())
+
+    def _of(self, call: Call) -> FlowCounts:
+        return self.metrics.of((call.tenant, call.tier))
 
 
 def evidence_of(incident: Incident) -> Evidence:

@@ -22,6 +22,7 @@ MODULES: tuple[str, ...] = (
     "admission.identity",
     "admission.inbound",
     "admission.metrics",
+    "admission.nodes",
     "admission.passage",
     "admission.passthrough",
     "admission.proxy",
@@ -52,6 +53,7 @@ MODULES: tuple[str, ...] = (
     "fleet.lengths",
     "fleet.lines",
     "fleet.offers",
+    "fleet.outliers",
     "fleet.overbooking",
     "fleet.phases",
     "fleet.placement",
@@ -69,9 +71,19 @@ MODULES: tuple[str, ...] = (
 
 #: Classes, by module, of which about one is made and one let go for each request.
 REUSED: dict[str, tuple[str, ...]] = {
+    "admission.calls": ("Prompt", "Call"),
+    "admission.decision_log": ("Attempt", "Entry"),
+    "admission.inbound": ("Inbound",),
+    "admission.passage": ("Passage",),
+    "admission.proxy": ("BodyBooking",),
+    "admission.sse": ("Usage",),
+    "admission.upstream": ("Exchange",),
     "fleet.offers": ("Request", "Ticket", "Lease", "Dispatch", "Queued", "Started"),
 }
 
 #: Those of them that nothing they refer to refers back to. The garbage collector need not know them; one
 #: that stood in a cycle would never be freed. A waiting ticket does: it stands in a flow that it refers to.
-ACYCLIC: tuple[str, ...] = ("Request", "Lease", "Dispatch", "Queued", "Started")
+ACYCLIC: tuple[str, ...] = (
+    "Request", "Lease", "Dispatch", "Queued", "Started", "Prompt", "Call", "Attempt", "Entry",
+    "BodyBooking", "Usage", "Exchange",
+)  # fmt: skip

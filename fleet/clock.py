@@ -33,11 +33,9 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    def unix_s(self) -> float:
-        return time.time()
-
-    def monotonic_s(self) -> float:
-        return time.monotonic()
+    # Read a dozen times for each request: these are the C functions, without one of ours around them.
+    unix_s = staticmethod(time.time)
+    monotonic_s = staticmethod(time.monotonic)
 
 
 class ManualClock:

@@ -285,16 +285,17 @@ def test_a_gateways_own_page_gives_increments_per_tenant_and_tier(clock: ManualC
             targets = (Target("gw-1", f"{gateway.url}/metrics"),)
             counted = GatewayMetrics(process_start_time_s=5.0)
             flow = ("acme", "interactive")
-            counted.offered[flow] = 100
+            counts = counted.of(flow)
+            counts.offered = 100
             gateway.body = gateway_page(counted, 0)
             (first,) = (await r.round(gateways=targets)).gateways
-            counted.offered[flow] += 8
-            counted.dispatched[flow] += 5
-            counted.count_outcome(flow, Outcome.COMPLETED)
-            counted.count_outcome(flow, Outcome.REJECTED_QUOTA_RATE)
-            counted.count_tokens(flow, 70, 30)
-            counted.ttft[flow].observe(0.2)
-            counted.offered["globex", "batch"] = 4  # a flow that was not there before counts from 0
+            counts.offered += 8
+            counts.dispatched += 5
+            counts.ended(Outcome.COMPLETED)
+            counts.ended(Outcome.REJECTED_QUOTA_RATE)
+            counts.used(70, 30)
+            counts.ttft.observe(0.2)
+            counted.of(("globex", "batch")).offered = 4  # a flow that was not there before counts from 0
             gateway.body = gateway_page(counted, 3)
             (second,) = (await r.round(gateways=targets)).gateways
         assert first.flows is not None
@@ -317,8 +318,8 @@ def test_a_restarted_gateway_counts_from_zero(clock: ManualClock):
         async with small_nodes(1) as (gateway,), rig(clock) as r:
             targets = (Target("gw-1", f"{gateway.url}/metrics"),)
             before, after = GatewayMetrics(5.0), GatewayMetrics(6.0)
-            before.offered["acme", "batch"] = 100
-            after.offered["acme", "batch"] = 130
+            before.of(("acme", "batch")).offered = 100
+            after.of(("acme", "batch")).offered = 130
             gateway.body = gateway_page(before, 0)
             await r.round(gateways=targets)
             gateway.body = gateway_page(after, 0)

@@ -15,11 +15,12 @@ from fleet.policy import default_policy
 def test_the_page_says_what_was_counted() -> None:
     metrics = GatewayMetrics(123.5)
     flow = ('odd"tenant\\', "batch")
-    metrics.offered[flow] += 3
-    metrics.count_outcome(flow, Outcome.COMPLETED)
-    metrics.count_tokens(flow, 10, 20)
+    counts = metrics.of(flow)
+    counts.offered += 3
+    counts.ended(Outcome.COMPLETED)
+    counts.used(10, 20)
     for seconds in (0.0005, 0.001, 5.0, 500.0):
-        metrics.ttft[flow].observe(seconds)
+        counts.ttft.observe(seconds)
     gauge = Family("rhodeck_gateway_nodes", "Nodes.", ("state",), {("open",): 2})
     families = {f.name: f for f in text_string_to_metric_families(metrics.page([gauge]).decode())}
     [offered] = families["rhodeck_gateway_offered"].samples
@@ -43,10 +44,10 @@ def test_the_page_says_what_was_counted() -> None:
 def test_a_page_of_a_thousand_tenants_comes_in_parts_that_hold_nobody_up() -> None:
     metrics = GatewayMetrics(0.0)
     for number in range(1_000):
-        metrics.ttft[f"tenant-{number}", "batch"].observe(1.0)
+        metrics.of((f"tenant-{number}", "batch")).ttft.observe(1.0)
     lines = 0
     for index, part in enumerate(metrics.parts([])):
-        metrics.ttft[f"late-{index}", "batch"].observe(1.0)  # counting goes on between two parts
+        metrics.of((f"late-{index}", "batch")).ttft.observe(1.0)  # counting goes on between two parts
         assert part.count(b"\n") <= 500
         lines += part.count(b"\n")
     assert lines >= 1_000 * 30  # 28 buckets, sum and count

@@ -7,9 +7,10 @@ from gate_world import assignment, node, open_gate, request, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.ejection import Ejection, Outliers, Stage
+from fleet.ejection import Ejection, Stage
 from fleet.gate import Dispatch
 from fleet.outcomes import Tier
+from fleet.outliers import Outliers
 from fleet.placement import stand_ins
 
 
