@@ -44,8 +44,8 @@ class Holder(NamedTuple):
 def targets(holders: Sequence[Holder]) -> tuple[int, ...]:
     """Return the share each gateway should come to; with the claims of closed ones they sum to the quota.
 
-    Where everybody's safe share is enough they get that; where what they hold is enough nothing moves. Else
-    each open gateway keeps a tenth of its safe share, needs are met smallest first (max-min fairness), and
+    Each open gateway keeps a tenth of its safe share. Where everybody's safe share is enough they get that;
+    where what they hold is enough nothing moves. Else needs are met smallest first (max-min fairness), and
     what nobody needs is spread evenly. A closed gateway's entry is its claim. If closed ones claim the
     whole quota, the open ones get 0.
     Source: max-min fairness, Bertsekas and Gallager, Data Networks (1992), 6.5.2.
@@ -58,14 +58,15 @@ def targets(holders: Sequence[Holder]) -> tuple[int, ...]:
         return tuple(made)
     safe = [holders[place].safe for place in open_places]
     needs = [holders[place].need for place in open_places]
-    for enough in (safe, [holders[place].claim for place in open_places]):
-        if sum(enough) == left and all(need <= has for need, has in zip(needs, enough, strict=True)):
-            for place, share in zip(open_places, enough, strict=True):
-                made[place] = share
-            return tuple(made)
     floors = [-(-holders[place].safe // KEPT) for place in open_places]
     if sum(floors) > left:
         floors = [0] * len(open_places)
+    least = [max(need, floor) for need, floor in zip(needs, floors, strict=True)]
+    for enough in (safe, [holders[place].claim for place in open_places]):
+        if sum(enough) == left and all(part <= has for part, has in zip(least, enough, strict=True)):
+            for place, share in zip(open_places, enough, strict=True):
+                made[place] = share
+            return tuple(made)
     wanted = [max(0, need - floor) for need, floor in zip(needs, floors, strict=True)]
     shares = fair_shares(left - sum(floors), wanted)
     for place, floor, share in zip(open_places, floors, shares, strict=True):

@@ -83,6 +83,12 @@ def test_targets_and_claims_of_the_closed_sum_to_the_quota(holders: list[Holder]
         assert holder.is_open or share == holder.claim
 
 
+def test_what_others_hold_below_their_tenth_does_not_turn_a_rising_need_into_a_smaller_share() -> None:
+    others = Holder(safe=1_000, claim=0, need=0, is_open=True)
+    for need in (2_000, 2_001):  # the other keeps a tenth of 1,000, whether or not 2,000 suffice
+        assert targets([Holder(safe=1_000, claim=2_000, need=need, is_open=True), others])[0] == 1_900
+
+
 @given(standings(all_open=True), st.data())
 def test_a_target_never_falls_when_its_need_rises(holders: list[Holder], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(holders) - 1))
