@@ -187,6 +187,19 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
         parse_call("chat", body)
 
 
+@pytest.mark.parametrize(("opens", "closes"), [(b'{"a":', b"}"), (b"[", b"]")])
+@pytest.mark.parametrize("levels", [7, 8, 9, 200])
+def test_a_body_that_nests_by_one_bracket_only_is_read_as_it_is(
+    opens: bytes, closes: bytes, levels: int
+) -> None:
+    inner = opens * levels + b"1" + closes * levels
+    body = b'{"model":"m","prompt":"a","x":' + inner + b"}"
+    assert parse_call("completions", body).body(None) == body
+    deep = b'{"model":"m","prompt":"a","x":' + opens * 400 + b"1" + closes * 400 + b"}"
+    with pytest.raises(InvalidInput, match="nested"):
+        parse_call("completions", deep)
+
+
 @pytest.mark.parametrize("endpoint", ["chat", "completions", "embeddings", "responses"])
 @pytest.mark.parametrize("key", ["tools", "x", "stream_options", "vllm_xargs"])
 def test_a_body_nested_deeper_than_it_can_be_written_is_refused(endpoint: str, key: str) -> None:
