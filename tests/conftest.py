@@ -15,6 +15,7 @@ Mark tests that use Postgres with `pytest.mark.postgres`.
 from __future__ import annotations
 
 import os
+import sys
 
 # Tests run in plain Python, and so do the processes they start, unless they say otherwise: `tests/compiled`
 # runs those that matter once more. Before anything of ours is imported.
@@ -38,6 +39,8 @@ settings.load_profile("rhodeck")
 
 suite.keep_files_in_memory()
 
+MAIN = sys.modules["__main__"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     suite.keep_order(config)
@@ -54,6 +57,11 @@ def pytest_collection_finish() -> None:
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name no test after bytes: packed ones hold the time they were packed at, and workers must agree."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_runtest_teardown() -> None:
+    """Undo what AppTest of Streamlit does: a process spawned later would run the page as its main."""
+    sys.modules["__main__"] = MAIN
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
 from dataclasses import fields
-from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from fleet import gate_task  # registers how nodes are sent
 from fleet.engine_profile import EngineProfile
 from fleet.replay_servers import ReplayNode
 
+ROOT = Path(__file__).parents[3]
 NODES = [
     ReplayNode("n1"),
     ReplayNode(
@@ -30,9 +32,13 @@ NODES = [
 ]
 
 
-def echoed(node: ReplayNode) -> tuple[ReplayNode, bool]:
-    """Return what came, and whether the child still has the node's behaviour."""
-    return node, node.honours_priority
+#: Reads nodes, asks each for its behaviour, and sends all back.
+ECHO = """
+import pickle, sys
+from fleet import gate_task
+nodes = pickle.load(sys.stdin.buffer)
+pickle.dump([(node, node.honours_priority) for node in nodes], sys.stdout.buffer)
+"""
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -46,5 +52,6 @@ def test_a_node_is_the_same_after_a_round_trip(node: ReplayNode) -> None:
 
 
 def test_a_fresh_process_gets_it_whole() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert [one for one, _ in pool.map(echoed, NODES)] == NODES
+    line = [sys.executable, "-c", ECHO]
+    child = subprocess.run(line, input=pickle.dumps(NODES), cwd=ROOT, check=True, capture_output=True)
+    assert pickle.loads(child.stdout) == [(node, node.honours_priority) for node in NODES]
