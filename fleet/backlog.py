@@ -35,8 +35,8 @@ class Backlog:
     def apply(self, policy: Policy) -> None:
         """Take in weights, order and nodes. What waits keeps its place in its flow."""
         weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
+        self.queue.apply({tier: policy.tiers[tier].weight for tier in self.queue.tiers})
         for tier, state in self.queue.tiers.items():
-            state.weight = policy.tiers[tier].weight
             state.timeout_s = policy.tiers[tier].queue_timeout_s
             state.apply(weights)
         self._is_fifo = policy.admission.order == "fifo"

@@ -14,7 +14,7 @@ Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fleet.fairflows import LARGEST_DEBT_TOKENS, Lane
 from fleet.fairness import jain_index
@@ -73,6 +73,15 @@ class FairQueue:
         for state in self.states:
             if state.start < self._virtual:
                 state.start = self._virtual
+
+    def apply(self, weights: Mapping[Tier, int]) -> None:
+        """Take in the weights of tiers. What each owes stays as many tokens: it weighs as it does now."""
+        virtual = self._virtual
+        for tier, state in self.tiers.items():
+            weight = weights[tier]
+            if state.start > virtual and weight != state.weight:
+                state.start = virtual + (state.start - virtual) * state.weight / weight
+            state.weight = weight
 
     def _note_early(self, ticket: Ticket) -> None:
         early = self._early

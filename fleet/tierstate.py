@@ -107,7 +107,7 @@ class TierState:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self.weight = 1  # its share; what waits keeps its place when it changes
+        self.weight = 1  # its share; only `FairQueue.apply` changes it, with `start`
         self.timeout_s = 0.0
         self.most_ahead_ratio = 0.0  # other tiers past one that waited here, to their bound: at most 1
         self.start = 0.0  # of its next request, in virtual time of the level of tiers
