@@ -59,7 +59,8 @@ class Attempts:
                 return None
             except Recalled as recalled:  # compiled, a name holds one kind of exception in a function
                 passage.taken_back(str(recalled))
-                decision = await room.wait_again(recalled)
+                again = await room.wait_again(recalled)
+                decision = await self._offered_anew(again, recalled.lease.request)
             except PrefillFailed as unfilled:
                 return self._failed(passage, unfilled)
             except NodeFailed as exc:
@@ -86,10 +87,16 @@ class Attempts:
             decision = await room.wait(first.ticket)
         else:
             decision = first
+        return await self._offered_anew(decision, asked)
+
+    async def _offered_anew(
+        self, decision: Dispatch | Refused | Evicted, asked: Request
+    ) -> Dispatch | Refused | Evicted:
+        """Offer it again where it found no node because this process stood still, however it waited."""
         while not isinstance(decision, Dispatch) and decision.outcome is Outcome.NO_NODES:
-            if not await self._link.catch_up():  # who waited while this process stood still is offered anew
+            if not await self._link.catch_up():
                 break
-            decision = await room.admit(asked)
+            decision = await self._state.room.admit(asked)
         return decision
 
     def _is_plain(self, passage: Passage, dispatch: Dispatch) -> bool:

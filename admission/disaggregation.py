@@ -117,6 +117,8 @@ class Prefills:
                 if phase.node is not None:
                     return None
                 if not gate.phases.could_start(phase, now_s):
+                    if await self._nodes.catch_up():
+                        continue
                     reason = f"no prefill node takes {phase.tier} requests for {phase.model} now"
                     return gate.phases.refusal(Outcome.NO_NODES, reason)
                 if now_s >= deadline_s:

@@ -115,6 +115,36 @@ def test_who_waited_when_a_process_stood_still_beyond_their_timeout_is_sent_on(
         assert [one.result(60) for one in asked] == [200] * 4
 
 
+def test_a_prompt_that_waited_for_a_prefill_node_when_a_process_stood_still_is_computed(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    patient = GatewayProcess(tmp_path / "gw", "--poll-timeout-s", "1.5")
+    with (
+        FakeEngine("prefill-1").serving() as prefill,
+        patient.running() as gateway,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        document = assignment([prefill, engine])
+        document["nodes"][0] |= {"role": "prefill", "max_num_seqs": 1}
+        document["nodes"][1] |= {"role": "decode"}
+        document["policy"]["tiers"]["batch"]["queue_timeout_s"] = 600
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 2)
+
+        def ask(text: str) -> int:
+            with gateway.client(**{"X-Rhodeck-Tier": "batch"}) as client:
+                return client.post("/v1/chat/completions", json=chat(text)).status_code
+
+        asked = [threads.submit(ask, "tokens=20 pause=0.2")]
+        eventually(lambda: prefill.running == 1)
+        asked.append(threads.submit(ask, "tokens=1"))
+        eventually(lambda: gateway.status()["in_flight_requests"] == 2)
+        os.kill(gateway.process.pid, signal.SIGSTOP)
+        time.sleep(STALE_AFTER_S + 1.5)
+        os.kill(gateway.process.pid, signal.SIGCONT)
+        assert [one.result(60) for one in asked] == [200, 200]
+
+
 def test_a_process_that_stops_for_a_while_goes_on_as_it_was(tmp_path: Path, engine: FakeEngine) -> None:
     with group_of_three(tmp_path, engine, "24") as group:
         stopped = group.members[0]

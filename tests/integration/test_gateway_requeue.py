@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from fleet.budget import STALE_AFTER_S
 from tests.gateway_process import FakeEngine, GatewayProcess, Served, assignment, chat, events, eventually
 
 BATCH = {"X-Rhodeck-Tier": "batch"}
@@ -88,9 +93,9 @@ def waiting(gateway: GatewayProcess) -> int:
     return int(gateway.metric("rhodeck_gateway_queued_requests", tier="batch"))
 
 
-def ask(gateway: GatewayProcess) -> int:
+def ask(gateway: GatewayProcess, text: str = "tokens=1") -> int:
     with gateway.client() as client:
-        return client.post("/v1/chat/completions", json=chat("tokens=1")).status_code
+        return client.post("/v1/chat/completions", json=chat(text)).status_code
 
 
 def endings(engine: HoldingEngine) -> list[str]:
@@ -182,3 +187,32 @@ def test_the_room_of_a_prompt_that_is_being_computed_may_be_taken_too(
             assert events(client.answer.text)[-1] == "[DONE]"
         assert gateway.metric("rhodeck_gateway_prefills") == 0
         assert gateway.metric("rhodeck_gateway_node_kv_tokens", kind="booked") == 0
+
+
+def test_who_waits_again_when_the_process_stands_still_beyond_its_timeout_is_offered_anew(
+    tmp_path: Path, engine: HoldingEngine
+) -> None:
+    """When it goes on its time is up, and what it knows of the node is too old: neither is the node's fault."""
+    timeout_s = 2 * STALE_AFTER_S  # within it the process must be stopped; once it is, however long
+    patient = GatewayProcess(tmp_path / "gw", "--poll-timeout-s", "1.5")
+    with patient.running() as gateway, ThreadPoolExecutor(1) as threads:
+        document = assignment([engine])
+        document["nodes"][0]["max_num_seqs"] = 1
+        document["policy"]["tiers"]["batch"] |= {"max_requeues": 1, "queue_timeout_s": timeout_s}
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == 1)
+        taken_back = Client(gateway, stream=False)
+        taken_back.start()
+        eventually(lambda: engine.running == 1)
+        urgent = threads.submit(ask, gateway, "hold=1 tokens=1")
+        eventually(lambda: endings(engine) == ["aborted", "running"] and waiting(gateway) == 1)
+        os.kill(gateway.process.pid, signal.SIGSTOP)
+        time.sleep(timeout_s + 1.0)
+        engine.let_go.set()
+        eventually(lambda: engine.running == 0)
+        os.kill(gateway.process.pid, signal.SIGCONT)
+        assert urgent.result(60) == 200
+        taken_back.join()
+        assert taken_back.answer is not None
+        assert taken_back.answer.status_code == 200, taken_back.answer.text
+        assert gateway.status()["in_flight_tokens"] == 0
