@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import itertools
 import json
 import socket
 from collections.abc import Generator
@@ -9,7 +12,16 @@ from collections.abc import Generator
 import httpx
 import pytest
 
-from tests.gateway_process import KEYS, MODEL, FakeEngine, GatewayProcess, assignment, chat, eventually
+from tests.gateway_process import (
+    ADMIN_TOKEN,
+    KEYS,
+    MODEL,
+    FakeEngine,
+    GatewayProcess,
+    assignment,
+    chat,
+    eventually,
+)
 
 BODY = json.dumps(chat()).encode()
 HEAD = (
@@ -274,6 +286,60 @@ def test_refusals_of_every_kind_burn_nothing(gateway: GatewayProcess, engine: Fa
 def test_other_paths_are_not_there(gateway: GatewayProcess, path: str) -> None:
     assert httpx.get(gateway.base_url + path).status_code == 404
     assert httpx.post(gateway.base_url + path).status_code == 404
+
+
+#: Other spellings of paths that are served: to a rule in front each is another path, so it is here.
+OTHERWISE_SPELLED = [
+    "/%61dmin/status",
+    "/admin%2Fstatus",
+    "/%2Fadmin/status",
+    "//admin/status",
+    "/./admin/status",
+    "/v1/../admin/status",
+    "/Admin/status",
+    "/metric%73",
+    "//metrics",
+    "/metrics/",
+    "/v1/%63hat/completions",
+    "/v1/chat%2Fcompletions",
+    "/v1//chat/completions",
+    "/v1/./chat/completions",
+    "/admin/../v1/chat/completions",
+    "/%74okenize",
+    "/v1/%6Dodels",
+    "/%76%31/models",
+    "/v1/models%2F" + MODEL,
+    "/health%7A",
+]
+
+
+def ask_as_spelled(gateway: GatewayProcess, method: str, target: str, token: str) -> int:
+    """Return the status of a request whose target goes out byte for byte."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+    with contextlib.closing(connection):
+        body = json.dumps(chat()) if method == "POST" else None
+        connection.request(method, target, body, {"Authorization": f"Bearer {token}"})
+        return connection.getresponse().status
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_path_is_read_as_it_is_spelled(gateway: GatewayProcess, engine: FakeEngine, method: str) -> None:
+    for path, token in itertools.product(OTHERWISE_SPELLED, (KEYS["acme"], ADMIN_TOKEN)):
+        is_below_admin = path.startswith("/admin/")  # where nothing is said to who has no token
+        expected = 401 if is_below_admin and token != ADMIN_TOKEN else 404
+        assert ask_as_spelled(gateway, method, path, token) == expected, path
+    assert engine.served == []
+    assert engine.tokenized == []
+
+
+def test_a_target_with_a_fragment_is_refused(gateway: GatewayProcess) -> None:
+    for target in ("/admin/status#x", "/x#/admin/status", "http://gw/admin/status#", "/v1/models#x"):
+        assert ask_as_spelled(gateway, "GET", target, ADMIN_TOKEN) == 400, target
+
+
+def test_a_target_in_absolute_form_is_its_path(gateway: GatewayProcess) -> None:
+    assert ask_as_spelled(gateway, "GET", "http://elsewhere/admin/status", ADMIN_TOKEN) == 200
+    assert ask_as_spelled(gateway, "GET", "http://elsewhere/%61dmin/status", ADMIN_TOKEN) == 404
 
 
 def test_wrong_methods_are_named(gateway: GatewayProcess) -> None:

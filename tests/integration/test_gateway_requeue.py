@@ -192,7 +192,7 @@ def test_the_room_of_a_prompt_that_is_being_computed_may_be_taken_too(
 def test_who_waits_again_when_the_process_stands_still_beyond_its_timeout_is_offered_anew(
     tmp_path: Path, engine: HoldingEngine
 ) -> None:
-    """When it goes on its time is up, and what it knows of the node is too old: neither is the node's fault."""
+    """When it goes on its time is up, and what it knows of the node is too old: no fault of the node."""
     timeout_s = 2 * STALE_AFTER_S  # within it the process must be stopped; once it is, however long
     patient = GatewayProcess(tmp_path / "gw", "--poll-timeout-s", "1.5")
     with patient.running() as gateway, ThreadPoolExecutor(1) as threads:
