@@ -17,6 +17,7 @@ import uvloop
 
 from admission.doors import inherited_doors, own_doors
 from admission.processes import supervise
+from admission.rehearsal import is_rehearsal, rehearse
 from admission.runtime import run
 from admission.settings import ENV_PREFIX, SECRETS, Settings, load
 from fleet import logs
@@ -44,6 +45,9 @@ def _options() -> list[click.Parameter]:
 def _start(**given: str | None) -> None:
     try:
         settings = load({name: value for name, value in given.items() if value is not None})
+        if is_rehearsal():
+            rehearse(settings, SystemClock())
+            return
         if settings.processes > 1:
             supervise(settings, SystemClock(), sys.argv[1:])
             return

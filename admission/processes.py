@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from admission.doors import BACKLOG, INHERITED_VARIABLE, admin_host, bind
 from admission.durable import lock_folder
+from admission.rehearsal import fault_of_a_start
 from admission.settings import Settings
 from admission.siblings import TICK_S, Siblings, Silence
 from fleet import logs
@@ -344,6 +345,9 @@ class Supervisor:
         while True:
             await self._reload.wait()
             self._reload.clear()
+            if (fault := await fault_of_a_start(self._arguments)) is not None:
+                log.error("reload refused", extra={"reason": fault})
+                continue
             with contextlib.suppress(TimeoutError):
                 for place in self._places:
                     await self._replace(place)

@@ -65,6 +65,32 @@ def test_a_reload_and_a_death_lose_no_connection_and_start_every_process_anew(gr
     assert any("gw-2 ended by signal 9; starts again in" in state for state in group.states())
 
 
+def test_a_reload_with_a_faulty_file_is_refused_and_ends_nobody(tmp_path: Path, engine: FakeEngine) -> None:
+    key = tmp_path / "node_key"
+    key.write_text("the-first-key\n")
+    with GatewayGroup(tmp_path / "gw", 2, "--node-api-key-file", str(key)).running() as group:
+        group.push_and_open([engine])
+        boots = [member.status()["boot_id"] for member in group.members]
+        states = group.states()
+        for content, words in (("", "must hold one token on one line"), (None, "cannot be read")):
+            seen = len(group.entries("reload refused"))
+            key.unlink() if content is None else key.write_text(content)
+            os.kill(group.process.pid, signal.SIGHUP)
+            eventually(lambda: len(group.entries("reload refused")) > seen)  # noqa: B023
+            said = group.entries("reload refused")[-1]["reason"]
+            assert said.startswith("--node-api-key-file: ")
+            assert words in said
+        assert [member.status()["boot_id"] for member in group.members] == boots
+        assert group.states() == states  # both served all the time
+        key.write_text("the-second-key\n")
+        os.kill(group.process.pid, signal.SIGHUP)
+        eventually(lambda: group.entries("processes reloaded"))
+        engine.served.clear()
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            assert group.ask(client, chat()).status_code == 200
+        assert engine.served[-1].headers["Authorization"] == "Bearer the-second-key"
+
+
 def test_each_process_has_its_admin_port_and_the_shared_port_has_no_admin(
     group: GatewayGroup, engine: FakeEngine
 ) -> None:
