@@ -65,7 +65,9 @@ class App:
     async def handle(self, request: Inbound) -> None:
         """Answer one request."""
         path = request.path
-        endpoint = ENDPOINTS.get(path, path if path in PASSED else None)
+        endpoint = ENDPOINTS.get(path)
+        if endpoint is None and path in PASSED:
+            endpoint = path
         if endpoint is not None and request.method == "POST":
             await self._proxy.handle(endpoint, request)
             return

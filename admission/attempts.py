@@ -30,6 +30,7 @@ class Attempts:
     def __init__(self, state: GatewayState, link: EngineLink) -> None:
         self._state = state
         self._link = link
+        self._retries = state.settings.retries
 
     async def serve(self, passage: Passage, request: Inbound, exchange: ExchangeWith) -> Answer | None:
         """Admit and send until it is answered. Return what the client is to be told instead; None: nothing.
@@ -40,7 +41,7 @@ class Attempts:
         had: dict[str, NodeFailed] = {}  # by node that received it: how that ended
         if (counts := self._state.prompt_counts) is not None:
             passage.counted(await counts.tokens(passage.call), counts.basis)
-        room, tries_left = self._state.room, self._state.settings.retries
+        room, tries_left = self._state.room, self._retries
         decision: Dispatch | Refused | Evicted = await self._admit(passage, ())
         while True:
             passage.decided(decision)

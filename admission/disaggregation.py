@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -27,7 +27,7 @@ from fleet.readings import Reason
 
 _PATHS = {endpoint: path for path, endpoint in ENDPOINTS.items()}
 #: Endpoints whose engines take `kv_transfer_params`; others run on a decode node from the beginning.
-_IN_TWO_PHASES = ("chat", "completions")
+_IN_TWO_PHASES: Final = ("chat", "completions")
 #: What the prefill node is told: keep the KV cache for another engine.
 _FOR_ANOTHER = {
     "do_remote_decode": True,
@@ -60,8 +60,8 @@ class Prefills:
 
     def has_phases(self, passage: Passage, dispatch: Dispatch) -> bool:
         """Say whether the dispatched node only decodes, so that the prompt must be computed elsewhere."""
-        target = self._nodes.target(dispatch.node)
-        return target is not None and target.role == "decode" and passage.call.endpoint in _IN_TWO_PHASES
+        node = self._nodes.standing(dispatch.node)
+        return node is not None and node.only_decodes and passage.call.endpoint in _IN_TWO_PHASES
 
     async def run(self, passage: Passage, dispatch: Dispatch) -> Refused | None:
         """Compute the prompt on another node; set `passage.transfer`.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from admission.calls import ENDPOINTS
 from admission.disaggregation import Prefills
 from admission.nodes import NodeBook
 from admission.passage import Passage
@@ -19,11 +18,10 @@ from fleet.offers import Dispatch
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
-_PATHS = {endpoint: path for path, endpoint in ENDPOINTS.items()}
 _WORKED: Final = frozenset({Outcome.COMPLETED, Outcome.ENGINE_REFUSED})
-_RETRY_PART = 0.1  # retries per request, over the long run
-_RETRY_BURST = 10.0
-_EXTEND_EVERY_EVENTS = 64
+_RETRY_PART: Final = 0.1  # retries per request, over the long run
+_RETRY_BURST: Final = 10.0
+_EXTEND_EVERY_EVENTS: Final = 64
 
 
 class EngineLink:
@@ -40,15 +38,14 @@ class EngineLink:
     async def open(self, passage: Passage, dispatch: Dispatch) -> Exchange:
         """Send the call to the dispatched node. Raises NodeFailed when no answer began."""
         self._retry_allowance = min(self._retry_allowance + _RETRY_PART, _RETRY_BURST)
-        target = self._nodes.target(dispatch.node)
-        if target is None:
+        node = self._nodes.standing(dispatch.node)
+        if node is None:
             raise NodeFailed(Reason.REFUSED, "the node left the fleet")
-        priority = self._state.engine_priority(dispatch.lease.tier) if target.honours_priority else None
+        priority = self._state.engine_priority(dispatch.lease.tier) if node.honours_priority else None
         passage.sending()
-        url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
         try:
             exchange = await self._upstream.post(
-                url,
+                node.urls[passage.call.endpoint],
                 passage.call.body(priority, self._transfer(passage)),
                 passage.request_id,
                 passage.trace_lines(dispatch.node),
@@ -60,7 +57,7 @@ class EngineLink:
             passage.reached()
             raise
         passage.reached()
-        if wrong := _misled(exchange.status):
+        if exchange.status >= 300 and (wrong := _misled(exchange.status)):
             exchange.close()
             self.failed(dispatch.node)
             raise NodeFailed(Reason.HTTP_ERROR, wrong)

@@ -7,53 +7,57 @@ path (hundreds of microseconds per KB), and a fixed guess that is wrong for a la
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from admission.calls import Prompt
 
-PRIOR_BYTES_PER_TOKEN = 4.0
-_PRIOR_TOKENS = 2_000.0  # weight of the prior
-_KEPT = 0.999  # weight an observation keeps at the next one: about the last thousand count
-_MODELS = 1_000
+PRIOR_BYTES_PER_TOKEN: Final = 4.0
+_PRIOR_TOKENS: Final = 2_000.0  # weight of the prior
+_KEPT: Final = 0.999  # weight an observation keeps at the next one: about the last thousand count
+_MODELS: Final = 1_000
+
+
+class _Learned:
+    """What engines taught of one model. Sums decay."""
+
+    __slots__ = ("counted", "engine_s", "missed", "output_tokens", "ratio", "seen_bytes", "seen_tokens")
+
+    def __init__(self) -> None:
+        self.ratio = PRIOR_BYTES_PER_TOKEN
+        self.seen_bytes = self.seen_tokens = 0.0  # of texts
+        self.missed = self.counted = 0.0  # |estimate - count|, count
+        self.engine_s = self.output_tokens = 0.0  # of finished requests
 
 
 class PromptEstimator:
     """Bytes per token by model. Only prompts that are all text teach."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, float]] = {}  # model: bytes, tokens; decayed
-        self._ratios: dict[str, float] = {}  # as they follow from that
-        self._pace: dict[
-            str, tuple[float, float]
-        ] = {}  # model: seconds in the engine, output tokens; decayed
-        self._missed: dict[
-            str, tuple[float, float]
-        ] = {}  # model: sum of |estimate - count|, of counts; decayed
+        self._models: dict[str, _Learned] = {}
 
     def bytes_per_token(self, model: str) -> float:
         """Return the current ratio, > 0."""
-        return self._ratios.get(model, PRIOR_BYTES_PER_TOKEN)
+        known = self._models.get(model)
+        return PRIOR_BYTES_PER_TOKEN if known is None else known.ratio
 
     def tokens(self, model: str, prompt: Prompt) -> int:
         """Return the estimate, rounded up."""
-        from_text = math.ceil(prompt.text_bytes / self.bytes_per_token(model))
-        return from_text + prompt.exact_tokens + prompt.extra_tokens
+        return _tokens(prompt, self.bytes_per_token(model))
 
     def learn(self, model: str, prompt: Prompt, prompt_tokens: int) -> None:
         """Take in what an engine counted for a prompt."""
         text_tokens = prompt_tokens - prompt.extra_tokens
         if not prompt.text_bytes or prompt.exact_tokens or text_tokens <= 0:
             return
-        if model not in self._seen and len(self._seen) >= _MODELS:
+        one = self._of(model)
+        if one is None:
             return
-        missed, counted = self._missed.get(model, (0.0, 0.0))
-        missed = missed * _KEPT + abs(self.tokens(model, prompt) - prompt_tokens)
-        self._missed[model] = (missed, counted * _KEPT + prompt_tokens)
-        seen_bytes, seen_tokens = self._seen.get(model, (0.0, 0.0))
-        seen_bytes = seen_bytes * _KEPT + prompt.text_bytes
-        seen_tokens = seen_tokens * _KEPT + text_tokens
-        self._seen[model] = (seen_bytes, seen_tokens)
-        ratio = (PRIOR_BYTES_PER_TOKEN * _PRIOR_TOKENS + seen_bytes) / (_PRIOR_TOKENS + seen_tokens)
-        self._ratios[model] = min(max(ratio, 0.25), 64.0)
+        one.missed = one.missed * _KEPT + abs(_tokens(prompt, one.ratio) - prompt_tokens)
+        one.counted = one.counted * _KEPT + prompt_tokens
+        one.seen_bytes = one.seen_bytes * _KEPT + prompt.text_bytes
+        one.seen_tokens = one.seen_tokens * _KEPT + text_tokens
+        ratio = (PRIOR_BYTES_PER_TOKEN * _PRIOR_TOKENS + one.seen_bytes) / (_PRIOR_TOKENS + one.seen_tokens)
+        one.ratio = min(max(ratio, 0.25), 64.0)
 
     def learned(self) -> dict[str, tuple[float, float]]:
         """Return by model its bytes a token, and the estimate's error before each count was known.
@@ -62,20 +66,35 @@ class PromptEstimator:
         thousand prompts. Models whose engines counted nothing yet are absent.
         """
         return {
-            model: (self.bytes_per_token(model), missed / counted)
-            for model, (missed, counted) in self._missed.items()
+            model: (one.ratio, one.missed / one.counted)
+            for model, one in self._models.items()
+            if one.counted > 0
         }
 
     def learn_pace(self, model: str, output_tokens: int, engine_s: float) -> None:
         """Take in how long a finished request took in the engine."""
-        if output_tokens > 0 and (model in self._pace or len(self._pace) < _MODELS):
-            seconds, tokens = self._pace.get(model, (0.0, 0.0))
-            self._pace[model] = (seconds * _KEPT + engine_s, tokens * _KEPT + output_tokens)
+        one = self._of(model) if output_tokens > 0 else None
+        if one is not None:
+            one.engine_s = one.engine_s * _KEPT + engine_s
+            one.output_tokens = one.output_tokens * _KEPT + output_tokens
 
     def output_after(self, model: str, engine_s: float, at_most: int) -> int:
         """Return about how many tokens an engine produced in `engine_s`; `at_most` before it has learned.
 
         For an answer that was not streamed and whose client left: nobody counted it.
         """
-        seconds, tokens = self._pace.get(model, (0.0, 0.0))
-        return min(at_most, math.ceil(engine_s * tokens / seconds)) if seconds > 0 else at_most
+        one = self._models.get(model)
+        if one is None or one.engine_s <= 0:
+            return at_most
+        return min(at_most, math.ceil(engine_s * one.output_tokens / one.engine_s))
+
+    def _of(self, model: str) -> _Learned | None:
+        """Return what is kept of a model; None: too many are known."""
+        one = self._models.get(model)
+        if one is None and len(self._models) < _MODELS:
+            one = self._models[model] = _Learned()
+        return one
+
+
+def _tokens(prompt: Prompt, bytes_per_token: float) -> int:
+    return math.ceil(prompt.text_bytes / bytes_per_token) + prompt.exact_tokens + prompt.extra_tokens

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from fleet.errors import Forbidden, InvalidInput, Unauthenticated
 from fleet.messages import Credential
@@ -19,9 +20,10 @@ from fleet.policy import Policy
 
 Headers = list[tuple[bytes, bytes]]
 
-AUTHORIZATION = b"authorization"
-TIER_HEADER = b"x-rhodeck-tier"
-MAX_CALLERS = 20_000  # kept ready; a key ring lives as long as its assignment
+AUTHORIZATION: Final = b"authorization"
+TIER_HEADER: Final = b"x-rhodeck-tier"
+MAX_CALLERS: Final = 20_000  # kept ready; a key ring lives as long as its assignment
+_digest: Final = hashlib.blake2b
 
 
 def single_header(headers: Headers, name: bytes) -> str | None:
@@ -101,7 +103,7 @@ def caller_of(headers: Headers, keys: KeyRing, policy: Policy) -> Caller:
             asked = value
     if given is None or not is_clear:
         return _caller(headers, keys, policy)  # which says what is wrong
-    short = hashlib.blake2b(given, digest_size=32).digest()  # half the time of sha256
+    short = _digest(given).digest()  # half the time of sha256
     known = keys.callers.get((short, asked))
     if known is None:
         known = _caller(headers, keys, policy)

@@ -11,16 +11,19 @@ import asyncio
 import http
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Final
 
 HeaderList = list[tuple[bytes, bytes]]
 
-_STATUS_LINES = {
+_STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
     for status in http.HTTPStatus
 }
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LF: Final = ord("\n")
+_CR: Final = ord("\r")
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: More than this unread of a body, and the client is held back until it is taken.
-MAX_UNREAD_BYTES = 64 * 1024
+MAX_UNREAD_BYTES: Final = 64 * 1024
 
 
 class ClientLeft(Exception):
@@ -176,23 +179,31 @@ class Inbound:
 
     def answer(self, status: int, headers: HeaderList, body: bytes) -> None:
         """Send a whole answer. `headers` without a length. Raises ValueError for one with a line break."""
-        lines = self._lines(headers)
+        lines = self._lines(status, headers)
         if not self.keeps_alive:
             lines.append(b"connection: close\r\n")
-        data = whole_answer(status, lines, body, is_headless=self._is_headless)
+        lines.append(b"content-length: %d\r\n\r\n" % len(body))
+        if not self._is_headless:
+            lines.append(body)
+        data = b"".join(lines)
         self._begin()
         if not self.has_left:
             self._way.send(data)
         self._end()
 
-    def _lines(self, headers: HeaderList) -> list[bytes]:
-        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+    def _lines(self, status: int, headers: HeaderList) -> list[bytes]:
+        lines = [_first_line(status)]
+        for name, value in headers:
+            line = name + b": " + value
+            if _LF in line or _CR in line:
+                raise ValueError("a header of an answer has a line break in it")
+            lines.append(line + b"\r\n")
         lines.append(self._way.date())
         return lines
 
     def start(self, status: int, headers: HeaderList) -> None:
         """Begin an answer whose length is not known. Raises ValueError for a header with a line break."""
-        lines = self._lines(headers)
+        lines = self._lines(status, headers)
         if self.is_old:
             self.keeps_alive = False  # such a client knows the end by the end of the connection
         else:
@@ -200,7 +211,8 @@ class Inbound:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keeps_alive:
             lines.append(b"connection: close\r\n")
-        head = _head(status, lines)
+        lines.append(b"\r\n")
+        head = b"".join(lines)
         self._begin()
         if not self.has_left:
             self._way.send(head)
@@ -244,16 +256,11 @@ class Inbound:
         self._way.answered(self)
 
 
-def whole_answer(status: int, lines: list[bytes], body: bytes, *, is_headless: bool = False) -> bytes:
-    """Return an answer with a length. `lines` are whole header lines; `is_headless`: without its body."""
-    lines.append(b"content-length: %d\r\n" % len(body))
-    return _head(status, lines) if is_headless else _head(status, lines) + body
+def whole_answer(status: int, lines: list[bytes], body: bytes) -> bytes:
+    """Return an answer with a length. `lines` are whole header lines, as we write them ourselves."""
+    return b"".join((_first_line(status), *lines, b"content-length: %d\r\n\r\n" % len(body), body))
 
 
-def _head(status: int, lines: list[bytes]) -> bytes:
-    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status  # an engine may answer any number
-    head = b"".join((first, *lines, b"\r\n"))
-    ends = len(lines) + 2
-    if head.count(b"\n") != ends or head.count(b"\r") != ends:
-        raise ValueError("a header of an answer has a line break in it")
-    return head
+def _first_line(status: int) -> bytes:
+    known = _STATUS_LINES.get(status)
+    return b"HTTP/1.1 %d \r\n" % status if known is None else known  # an engine may answer any number

@@ -11,16 +11,18 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, Final
 
 from fleet.outcomes import Outcome
 
 #: 26 finite edges, 1 ms to 120 s, log-spaced, each 1.6 times the one before; and 0.5 s, the default
 #: objective of the policy, so that its attainment is counted and not bracketed.
-EDGES_S: tuple[float, ...] = tuple(
+EDGES_S: Final[tuple[float, ...]] = tuple(
     sorted({0.5, *(float(f"{0.001 * (120_000 ** (step / 25)):.3g}") for step in range(26))})
 )
 
+_LEAST_S: Final = EDGES_S[0]  # few requests wait longer than that at the gate
+_bucket_of: Final = bisect_left
 _LE = (*(f'{edge!r}"}} ' for edge in EDGES_S), '+Inf"} ')  # ends of bucket labels
 _LINES_A_PART = 500
 
@@ -39,7 +41,7 @@ class _Timing:
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(EDGES_S, seconds)] += 1
+        self.counts[0 if seconds <= _LEAST_S else _bucket_of(EDGES_S, seconds)] += 1
         self.sum_s += seconds
 
 
@@ -94,7 +96,7 @@ class GatewayMetrics:
         self._process_start_time_s = process_start_time_s
         self._flows: dict[Flow, FlowCounts] = {}
         self.would_refuse: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self._predictions: defaultdict[tuple[str, str], _Predictions] = defaultdict(_Predictions)
+        self._predictions: dict[tuple[str, str], _Predictions] = {}
         self.auth_failures = 0
         self.invalid_requests = 0
         self.retries = 0
@@ -122,11 +124,13 @@ class GatewayMetrics:
                      flow, {key: one.booked_tokens for key, one in sent})  # fmt: skip
 
     def count_prediction(
-        self, model: str, endpoint: str, predicted: tuple[int, int], actual: tuple[int, int]
+        self, model: str, endpoint: str, prompt: int, output: int, used_prompt: int, used_output: int
     ) -> None:
         """Book what a completed request was taken to need, prompt and output, and what it used."""
-        book = self._predictions[model, endpoint]
-        (prompt, output), (used_prompt, used_output) = predicted, actual
+        key = (model, endpoint)
+        book = self._predictions.get(key)
+        if book is None:
+            book = self._predictions[key] = _Predictions()
         book.predicted.prompt += prompt
         book.predicted.output += output
         book.actual.prompt += used_prompt

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from admission.calls import ENDPOINTS
 from admission.settings import Settings
 from admission.upstream import NodeFailed, Page, Upstream
 from fleet.clock import Clock
@@ -49,6 +50,20 @@ class Standing:
         default_factory=dict[tuple[str, str | None], Pulses]
     )
     closed_because: str = "not polled yet"  # "" while it is open
+    # Of the target, as every request asks for it:
+    urls: dict[str, str] = field(default_factory=dict[str, str])  # by endpoint
+    honours_priority: bool = False
+    only_decodes: bool = False
+
+    def __post_init__(self) -> None:
+        self.aim(self.target)
+
+    def aim(self, target: NodeTarget) -> None:
+        """Follow the node's address and traits."""
+        self.target = target
+        base_url = target.base_url.rstrip("/")
+        self.urls = {endpoint: base_url + path for path, endpoint in ENDPOINTS.items()}
+        self.honours_priority, self.only_decodes = target.honours_priority, target.role == "decode"
 
 
 @dataclass(slots=True)
@@ -84,7 +99,7 @@ class NodeBook:
         for index, (name, target) in enumerate(wanted.items()):
             known = self._standings.get(name)
             if known is not None and known.target.base_url == target.base_url:
-                known.target = target
+                known.aim(target)
                 continue
             if known is not None:
                 self._polls.pop(name).cancel()
@@ -121,6 +136,10 @@ class NodeBook:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
 
+    def standing(self, name: str) -> Standing | None:
+        """Return what is known of a node; None when it left the fleet."""
+        return self._standings.get(name)
+
     def target(self, name: str) -> NodeTarget | None:
         """Return a node's address and traits; None when it left the fleet."""
         standing = self._standings.get(name)
@@ -148,7 +167,8 @@ class NodeBook:
 
     def request_worked(self, name: str, seconds_per_token: float | None = None) -> None:
         """A request was answered to its end, at this pace; None: it had no output to measure it by."""
-        self._take_out(self.outliers.worked(name, self.clock.monotonic_s(), seconds_per_token))
+        if out := self.outliers.worked(name, self.clock.monotonic_s(), seconds_per_token):
+            self._take_out(out)
 
     def request_failed(self, name: str, fetched_from: str | None = None) -> None:
         """A request broke off or was not answered. Several in a row eject the node for a while.

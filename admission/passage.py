@@ -23,7 +23,6 @@ from admission.tracing_form import SpanMaker, SpanSink
 from admission.usage_json import UsageForms, draft_json, record_json, sent_json
 from admission.usage_spool import UsageSpool
 from admission.waiting import WaitingRoom
-from fleet.clock import Clock
 from fleet.limiters import Limiter
 from fleet.offers import Dispatch, Evicted, Lease, Refused
 from fleet.outcomes import Outcome
@@ -35,7 +34,8 @@ _COMPLETED: Final = Outcome.COMPLETED  # to get a member of an enumeration costs
 class Ledger:
     """Where endings are booked."""
 
-    clock: Clock
+    now_s: Callable[[], float]  # of the clock
+    unix_s: Callable[[], float]
     room: WaitingRoom
     metrics: GatewayMetrics
     spool: UsageSpool
@@ -57,7 +57,7 @@ class Passage:
         self.request_id = request_id
         self.flow: Flow = (caller.label, caller.tier)
         self.counts = ledger.metrics.of(self.flow)
-        self._arrived_s = ledger.clock.monotonic_s()
+        self._arrived_s = ledger.now_s()
         self._sent_s = self._arrived_s
         self._last_lease: Lease | None = None
         self._reached_engine = False
@@ -87,7 +87,7 @@ class Passage:
         ledger, caller, call = self._ledger, self.caller, self.call
         return Entry(
             self.request_id,
-            ledger.clock.unix_s(),
+            ledger.unix_s(),
             self._arrived_s,
             caller.tenant,
             caller.key_id,
@@ -155,7 +155,7 @@ class Passage:
         counts.booked_tokens += self._booked_tokens
         self.lease = self._last_lease = dispatch.lease
         self._sent_json, self.transfer, self.prefill_node = b"", None, None
-        self._sent_s = self._ledger.clock.monotonic_s()
+        self._sent_s = self._ledger.now_s()
         self.entry.sent(dispatch.lease, self._sent_s)
         if self._waits_again:
             self._waits_again = False
@@ -182,7 +182,7 @@ class Passage:
 
     def taken_back(self, why: str) -> None:
         """Note that its room was given away before its answer began: it waits again."""
-        now_s = self._ledger.clock.monotonic_s()
+        now_s = self._ledger.now_s()
         self.entry.failed(why)
         lease = self._take_lease()
         if lease is not None:
@@ -199,7 +199,7 @@ class Passage:
 
     def sending(self) -> None:
         """Note, on disk too, that the request goes to an engine now."""
-        self._answering_since_s = self._ledger.clock.monotonic_s()
+        self._answering_since_s = self._ledger.now_s()
         lease = self.lease
         if lease is not None:
             draft = draft_json(self._as_sent(lease), lease.prompt_tokens, lease.tokens)
@@ -217,12 +217,12 @@ class Passage:
         """Return the pace of the answer since it was asked for; None: the engine counted no output."""
         if self.usage is None or not self.usage.output_tokens:
             return None
-        return (self._ledger.clock.monotonic_s() - self._answering_since_s) / self.usage.output_tokens
+        return (self._ledger.now_s() - self._answering_since_s) / self.usage.output_tokens
 
     def first_byte(self) -> None:
         """Note the first byte of the answer."""
         if self.ttft_s is None:
-            self.ttft_s = self._ledger.clock.monotonic_s() - self._arrived_s
+            self.ttft_s = self._ledger.now_s() - self._arrived_s
             self.counts.ttft.observe(self.ttft_s)
 
     def finish(self, outcome: Outcome, *, used_nothing: bool = False) -> None:
@@ -237,7 +237,7 @@ class Passage:
         self.counts.ended(outcome)
         self._leave_queue()
         lease = self._take_lease()
-        now_s = ledger.clock.monotonic_s()
+        now_s = ledger.now_s()
         prompt, output = self._used(lease, used_nothing, now_s - self._answering_since_s)
         self._note_ending(outcome, prompt, output, now_s)
         if self.trace is not None:
@@ -247,8 +247,10 @@ class Passage:
             ledger.metrics.count_prediction(
                 self.call.model,
                 self.call.endpoint,
-                (booked.prompt_tokens, booked.output_tokens),
-                (prompt, output),
+                booked.prompt_tokens,
+                booked.output_tokens,
+                prompt,
+                output,
             )
         if lease is not None:
             taught = Outcome.UPSTREAM_ERROR if used_nothing else outcome  # a refusal is no short answer
@@ -322,6 +324,6 @@ class Passage:
             usage is not None,
             self.ttft_s,
             self.entry.ended_s - self._sent_s,
-            ledger.clock.unix_s(),
+            ledger.unix_s(),
         )
         ledger.spool.append_json(seq, record)

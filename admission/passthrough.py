@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import secrets
 from collections import Counter, defaultdict
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -29,7 +29,7 @@ from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
 #: Path here -> path at the node.
-PASSED = {
+PASSED: Final = {
     "/tokenize": "/tokenize",
     "/detokenize": "/detokenize",
     "/v1/tokenize": "/tokenize",

@@ -8,6 +8,7 @@ after the first byte, and an engine's words about itself reaching a client as ou
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from admission.answers import (
     invalid_answer,
@@ -35,7 +36,7 @@ from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
 #: An engine that said all has so long to end its answer; then the connection is cut, the lease is free.
-_CLOSING_S = 2.0
+_CLOSING_S: Final = 2.0
 
 
 class BodyRoom:
@@ -83,7 +84,10 @@ class Proxy:
         self.passed = passed
         self._link = link
         self._attempts = Attempts(state, link)
-        self.bodies = BodyRoom(state.settings.bodies_bytes)
+        settings = state.settings  # read here: a model of pydantic is slow to ask
+        self._body_bytes, self._answer_bytes = settings.body_bytes, settings.answer_bytes
+        self._total_timeout_s = settings.total_timeout_s
+        self.bodies = BodyRoom(settings.bodies_bytes)
 
     async def handle(self, endpoint: str, request: Inbound) -> None:
         """Answer one request. Never raises but for cancellation."""
@@ -91,7 +95,8 @@ class Proxy:
         try:
             found = await self._read(endpoint, request, booking)
             if found is not None:
-                await self._pass(request, *found)
+                caller, call = found
+                await self._pass(request, caller, call)
         finally:
             booking.give_back()
 
@@ -102,11 +107,11 @@ class Proxy:
         state = self._state
         try:
             caller = self._identify(request)
-            if _declared_length(request) > state.settings.body_bytes:
-                raise BodyTooLarge
-            raw = request.body_at_hand(state.settings.body_bytes, booking.book)
+            raw = request.body_at_hand(self._body_bytes, booking.book)
             if raw is None:
-                raw = await request.body(state.settings.body_bytes, booking.book)
+                if _declared_length(request) > self._body_bytes:
+                    raise BodyTooLarge
+                raw = await request.body(self._body_bytes, booking.book)
             if endpoint not in PASSED:
                 return caller, self._parse(endpoint, raw)
             send_answer(request, await self.passed.answer(caller, endpoint, raw))
@@ -114,7 +119,7 @@ class Proxy:
             pass
         except BodyTooLarge:
             state.metrics.invalid_requests += 1
-            send_answer(request, too_large_answer(state.settings.body_bytes), close=True)
+            send_answer(request, too_large_answer(self._body_bytes), close=True)
         except FleetError as exc:
             if isinstance(exc, Unauthenticated):
                 state.metrics.auth_failures += 1
@@ -130,9 +135,10 @@ class Proxy:
         if state.tracing is not None or TRACEPARENT in request.names:
             passage.traced(headers, state.tracing)
         may_repeat = RETRY_COUNT_HEADER in request.names or bool(state.repeats)
-        now_s = state.clock.monotonic_s()
-        if may_repeat and state.repeats.is_repeat(caller.tenant, headers, call.raw, now_s):
-            passage.counts.repeated += 1
+        if may_repeat:
+            now_s = state.clock.monotonic_s()
+            if state.repeats.is_repeat(caller.tenant, headers, call.raw, now_s):
+                passage.counts.repeated += 1
         try:
             request.watch()
             answer = await self._attempts.serve(passage, request, self._exchange)
@@ -189,7 +195,7 @@ class Proxy:
     async def _exchange(self, passage: Passage, request: Inbound, dispatch: Dispatch) -> None:
         """Send to the node and relay the answer. Raises NodeFailed only before the client got a byte."""
         exchange = await self._link.open(passage, dispatch)
-        exchange.ends_within(self._state.settings.total_timeout_s)
+        exchange.ends_within(self._total_timeout_s)
         try:
             if exchange.status >= 400 or not exchange.is_stream:
                 await self._relay_whole(passage, request, exchange)
@@ -204,10 +210,9 @@ class Proxy:
             exchange.close()
 
     async def _relay_whole(self, passage: Passage, request: Inbound, exchange: Exchange) -> None:
-        most_bytes = self._state.settings.answer_bytes
-        body = exchange.body_at_hand(most_bytes)
+        body = exchange.body_at_hand(self._answer_bytes)
         if body is None:
-            body = await exchange.body(most_bytes)
+            body = await exchange.body(self._answer_bytes)
         status = exchange.status
         if status >= 500:
             raise NodeFailed(Reason.HTTP_ERROR, f"it answered {status}")

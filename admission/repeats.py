@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from typing import Final
 
 from admission.identity import Headers
 from fleet.outcomes import SHED, Outcome
@@ -18,11 +19,11 @@ from fleet.outcomes import SHED, Outcome
 WINDOW_S = 120.0
 MAX_REMEMBERED = 20_000
 #: Sent by the OpenAI client libraries with every request, 0 for the first try (openai-python).
-RETRY_COUNT_HEADER = b"x-stainless-retry-count"
+RETRY_COUNT_HEADER: Final = b"x-stainless-retry-count"
 IDEMPOTENCY_HEADER = b"idempotency-key"
 _HEAD_BYTES, _TAIL_BYTES = 65_536, 4_096
 #: A client whose patience ends before the answer comes hangs up and tries again: that is how storms begin.
-LOST = SHED | {
+LOST: Final = SHED | {
     Outcome.UPSTREAM_ERROR,
     Outcome.UPSTREAM_TIMEOUT,
     Outcome.DRAINING,

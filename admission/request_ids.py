@@ -6,22 +6,16 @@ Prevents: a call into the kernel for each request, and an id that could be guess
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from itertools import chain
+from typing import Final
 
-_BYTES = 12
-_AT_ONCE = 256
-
-
-def _lots() -> Iterator[list[str]]:
-    while True:
-        drawn = os.urandom(_BYTES * _AT_ONCE).hex()
-        yield [f"req-{drawn[at : at + 2 * _BYTES]}" for at in range(0, len(drawn), 2 * _BYTES)]
-
-
-_IDS = chain.from_iterable(_lots())
+_BYTES: Final = 12
+_AT_ONCE: Final = 256
+_ready: Final[list[str]] = []
 
 
 def new_request_id() -> str:
     """Return an id that no other request has: `req-` and 24 hex digits."""
-    return next(_IDS)
+    if not _ready:
+        drawn = os.urandom(_BYTES * _AT_ONCE).hex()
+        _ready.extend(f"req-{drawn[at : at + 2 * _BYTES]}" for at in range(0, len(drawn), 2 * _BYTES))
+    return _ready.pop()

@@ -7,7 +7,7 @@ Source: RFC 9112, 2.3, 3 and 6.1; RFC 3986, 7.3; RFC 9110, 7.8, 15.6.2 and 15.6.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import httptools
 
@@ -24,7 +24,7 @@ CODED: Refusal = (501, b"no transfer coding but chunked is understood")
 VERSION: Refusal = (505, b"HTTP/1.1 and HTTP/1.0 are spoken here")
 _FRAMING = (b"content-length", b"transfer-encoding")
 #: What nearly all ask for, read already.
-_PLAIN = {path.encode(): (path, b"") for path in ENDPOINTS}
+_PLAIN: Final = {path.encode(): (path, b"") for path in ENDPOINTS}
 
 
 def other_version(version: str, url: bytes, came: bytes) -> Refusal | None:

@@ -9,15 +9,18 @@ off taken for a finished one. Source: HTML standard, "Server-sent events" (but f
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
-_HELD_BYTES = 1 << 20  # an event longer than this passes unread
+_HELD_BYTES: Final = 1 << 20  # an event longer than this passes unread
 _BLANK_LINE = re.compile(
     rb"(\r?\n\r?\n)"
 )  # parts events; what relays a stream may add some of the other kind
-_MAX_TOKENS = 2**31  # more than any request can hold: who counts that much is not believed
+_MAX_TOKENS: Final = 2**31  # more than any request can hold: who counts that much is not believed
+
+
+_loads: Final = orjson.loads
 
 
 class Usage:
@@ -66,7 +69,7 @@ def usage_in(body: bytes) -> Usage | None:
     if begin < 0:
         return None
     try:
-        return usage_of(orjson.loads(b"{" + body[begin:]))
+        return usage_of(_loads(b"{" + body[begin:]))
     except orjson.JSONDecodeError:
         pass
     try:

@@ -74,7 +74,8 @@ class GatewayState:
             return self._ledger
         revision = None if self.assignment is None else self.assignment.revision
         self._ledger = Ledger(
-            self.clock,
+            self.clock.monotonic_s,
+            self.clock.unix_s,
             self.room,
             self.metrics,
             self.spool,

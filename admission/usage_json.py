@@ -7,11 +7,15 @@ same names again, and a name of a tenant or node that breaks out of its quotes.
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from fleet.outcomes import Outcome, Tier
 
-_MOST_KEPT = 20_000
+_MOST_KEPT: Final = 20_000
+_dumps: Final = orjson.dumps
+_OUTCOMES: Final = {outcome: orjson.dumps(outcome) for outcome in Outcome}
 
 
 class UsageForms:
@@ -37,12 +41,12 @@ class UsageForms:
 
 def sent_json(names: bytes, request_id: str, queued_s: float) -> bytes:
     """Return what is known for good once a request is sent, as an object that is still open."""
-    return names + _opened(orjson.dumps({"request_id": request_id, "queued_s": queued_s}))[1:]
+    return b'%s"request_id":%s,"queued_s":%s,' % (names, _dumps(request_id), _dumps(queued_s))
 
 
 def draft_json(sent: bytes, prompt_tokens: int, reserved_tokens: int) -> bytes:
     """Return what is known before the answer, on one line."""
-    return sent + orjson.dumps({"prompt_tokens": prompt_tokens, "reserved_tokens": reserved_tokens})[1:]
+    return b'%s"prompt_tokens":%d,"reserved_tokens":%d}' % (sent, prompt_tokens, reserved_tokens)
 
 
 def record_json(
@@ -59,19 +63,22 @@ def record_json(
     finished_at_s: float,
 ) -> bytes:
     """Return the whole record (`fleet.messages.UsageRecord`): what was sent, and how it ended."""
-    ending: dict[str, object] = {
-        "prompt_tokens": prompt_tokens,
-        "reserved_tokens": reserved_tokens,
-        "seq": seq,
-        "outcome": str(outcome),  # a plain text is written at once, an enumeration asked for its value
-        "cached_tokens": cached_tokens,
-        "output_tokens": output_tokens,
-        "exact": is_exact,
-        "ttft_s": ttft_s,
-        "engine_s": engine_s,
-        "finished_at_s": finished_at_s,
-    }
-    return sent + orjson.dumps(ending)[1:]
+    counted = b'%s"prompt_tokens":%d,"reserved_tokens":%d,"seq":%d,"output_tokens":%d,' % (
+        sent,
+        prompt_tokens,
+        reserved_tokens,
+        seq,
+        output_tokens,
+    )
+    ending = b'"outcome":%s,"cached_tokens":%s,"exact":%s,"ttft_s":%s,"engine_s":%s,"finished_at_s":%s}' % (
+        _OUTCOMES[outcome],
+        b"null" if cached_tokens is None else b"%d" % cached_tokens,
+        b"true" if is_exact else b"false",
+        b"null" if ttft_s is None else _dumps(ttft_s),
+        _dumps(engine_s),
+        _dumps(finished_at_s),
+    )
+    return counted + ending
 
 
 def _opened(document: bytes) -> bytes:

@@ -8,6 +8,7 @@ opened for a task that is already gone.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from admission.exact_quota import ExactQuotas
 from admission.recalls import Place, RecallBook, Recalled
@@ -27,7 +28,7 @@ from fleet.offers import (
 )
 from fleet.outcomes import Outcome
 
-_NEVER = float("inf")
+_NEVER: Final = float("inf")
 
 
 class WaitingRoom:
@@ -35,7 +36,7 @@ class WaitingRoom:
 
     def __init__(self, gate: Gate, clock: Clock) -> None:
         self._gate = gate
-        self._clock = clock
+        self._now_s = clock.monotonic_s
         self._waiters: dict[Ticket, asyncio.Future[Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at_s = _NEVER  # by when it does at the latest
@@ -77,7 +78,7 @@ class WaitingRoom:
         return self._offer(request) if self.exact is None else None
 
     def _offer(self, request: Request) -> Decision:
-        now_s = self._clock.monotonic_s()
+        now_s = self._now_s()
         decision = self._gate.offer(request, now_s)
         if not isinstance(decision, Queued):
             due_s = self._gate.next_deadline_s()
@@ -125,7 +126,7 @@ class WaitingRoom:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             outcome=outcome,
-            now_s=self._clock.monotonic_s(),
+            now_s=self._now_s(),
         )
         if not is_first:
             self.recalls.forget(lease)
@@ -138,7 +139,7 @@ class WaitingRoom:
             again = asyncio.get_running_loop().create_future()
             self._waiters[one.ticket] = again
             self.recalls.taken(one.lease, Place(one.ticket, again))
-        for event in self._gate.poll(self._clock.monotonic_s()):
+        for event in self._gate.poll(self._now_s()):
             waiter = self._waiters.pop(event.ticket, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(event)
@@ -158,7 +159,7 @@ class WaitingRoom:
 
     def _give_back(self, ticket: Ticket, waiter: asyncio.Future[Event]) -> None:
         self._waiters.pop(ticket, None)
-        if self._gate.cancel(ticket, self._clock.monotonic_s()):
+        if self._gate.cancel(ticket, self._now_s()):
             self.pump()
         elif waiter.done() and not waiter.cancelled():
             event = waiter.result()
@@ -173,7 +174,7 @@ class WaitingRoom:
             prompt_tokens=0,
             output_tokens=0,
             outcome=Outcome.CLIENT_GONE,
-            now_s=self._clock.monotonic_s(),
+            now_s=self._now_s(),
         )
 
     def _set_timer(self) -> None:
@@ -183,7 +184,7 @@ class WaitingRoom:
             return
         self.close()
         self._rings_at_s = due_s
-        delay_s = max(due_s - self._clock.monotonic_s(), 0.001)
+        delay_s = max(due_s - self._now_s(), 0.001)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
     def _ring(self) -> None:

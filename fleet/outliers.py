@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import sqrt
+from typing import Final
 
 from fleet.ejection import Because, Ejection, Stage
 
 #: A node this close to the others' mean success rate is no outlier, however equal the others are.
-LEAST_GAP_RATIO = 0.05
+LEAST_GAP_RATIO: Final = 0.05
 #: A node is called slow above this times the median of the nodes; it is shown and nothing more.
-SLOW_RATIO = 2.0
-_PACE_WEIGHT = 0.1  # of the newest answer in a node's mean pace
-_PACE_ANSWERS = 20  # from that many on a pace says something
+SLOW_RATIO: Final = 2.0
+_PACE_WEIGHT: Final = 0.1  # of the newest answer in a node's mean pace
+_PACE_ANSWERS: Final = 20  # from that many on a pace says something
 
 
 @dataclass(slots=True)

@@ -212,6 +212,22 @@ def test_a_body_nested_deeper_than_it_can_be_written_is_refused(endpoint: str, k
     assert parse_call(endpoint, body % (key.encode(), value)).body(3)
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        b'[{"role":"user","content":"a"},{"role":"user","content":%s}]',
+        b'[{"role":"user","content":"a","name":%s}]',
+        b'[{"role":"user","content":"a"},%s]',
+    ],
+)
+def test_a_message_nested_deeper_than_it_can_be_written_is_refused(messages: bytes) -> None:
+    inner = b'[{"text":' * 200 + b"1" + b"}]" * 200
+    with pytest.raises(InvalidInput, match=r"nested|messages"):
+        parse_call("chat", b'{"model":"m","messages":%s}' % (messages % inner))
+    call = parse_call("chat", b'{"model":"m","messages":%s}' % (messages % b'{"text":"b"}'))
+    assert call.body(3).endswith(b',"priority":3}')
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
     lambda inner: (
