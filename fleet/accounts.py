@@ -8,16 +8,19 @@ tenant that is removed and added again finding its burst refilled.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from fleet.bucket import RateBucket
 from fleet.gate_snapshot import TenantUse
 from fleet.limiters import Limiter, Limiters, Mode
 from fleet.messages import Assignment, TenantShare
 from fleet.offers import Limit
-from fleet.outcomes import Outcome
+from fleet.outcomes import Outcome, Tier
 from fleet.policy import OverBudget, TenantPolicy
 
 _ALL_ENFORCED = Limiters()
+#: One object for all tenants that may use the same tiers, so that it stays close at hand.
+_SAME_TIERS: Final[dict[tuple[Tier, ...], tuple[Tier, ...]]] = {}
 
 
 class Account:
@@ -62,7 +65,7 @@ class Account:
         self.policy = policy
         self.share = share
         self.tier = policy.tier
-        self.allowed_tiers = policy.allowed_tiers
+        self.allowed_tiers = _SAME_TIERS.setdefault(policy.allowed_tiers, policy.allowed_tiers)
         self.weight = policy.weight
         self.max_requests = share.max_concurrent_requests
         self.max_tokens = share.max_in_flight_tokens

@@ -9,7 +9,6 @@ large request starving behind small ones, and small ones of a low tier taking ea
 from __future__ import annotations
 
 from fleet.budget import NodeBudget, Pool
-from fleet.fairflows import Lane
 from fleet.fairqueue import FairQueue
 from fleet.lines import Line, Lines
 from fleet.offers import Ticket
@@ -23,13 +22,16 @@ from fleet.wait_estimate import LASTING_S, Rival, wait_s
 class Backlog:
     """The queue of one gate and the rules by which it empties."""
 
+    book: NodeBudget  # where what `next_start` returned last starts
+
     def __init__(self, placement: Placement, lines: Lines) -> None:
         self.queue = FairQueue(lines.states)
         self._placement = placement
         self._lines = lines
         self._pools: list[Pool] = []
         self._is_fifo = False
-        self._parked: dict[Lane, Ticket] = {}  # in the order in which they were set aside
+        self._parked: list[Ticket] = []  # in the order in which they were set aside
+        self._is_in_turn = False  # what was found last was that which was next
         self._look = 0  # number of the present look at all that is next: in each, what fails is tried once
 
     def apply(self, policy: Policy) -> None:
@@ -62,7 +64,7 @@ class Backlog:
         if not self._parked:
             return self._placement.choose(ticket, (), now_s)
         keep_free: list[Ticket] = []
-        for one in self._parked.values():
+        for one in self._parked:
             if one is not ticket and not self._may_pass(ticket, one):
                 if self._placement.keeps_all(one, ticket):
                     return None
@@ -93,12 +95,12 @@ class Backlog:
 
     def kept_from(self, ticket: Ticket) -> list[Ticket]:
         """Return the parked requests that it may not pass."""
-        return [one for one in self._parked.values() if not self._may_pass(ticket, one)]
+        return [one for one in self._parked if not self._may_pass(ticket, one)]
 
     def leave(self, ticket: Ticket, now_s: float) -> None:
         """Take a waiting request out without service."""
-        if ticket.is_parked and ticket.flow is not None:
-            del self._parked[ticket.flow.lane]
+        if ticket.is_parked:
+            self._parked.remove(ticket)
         self.queue.discard(ticket)
         model = ticket.line.model
         if not model.requests:
@@ -133,7 +135,7 @@ class Backlog:
         """
         next_here = [
             one.tokens
-            for one in self._parked.values()
+            for one in self._parked
             if one.tier is other.tier
             and not (ticket.is_parked and ticket.ticket_id < one.ticket_id)
             and self._placement.may_use(one, book)
@@ -152,7 +154,7 @@ class Backlog:
         self.queue.charge_tier(state, ticket.tokens, in_turn)
         if not ticket.is_parked:
             state.charge_tenant(ticket, tenant_in_turn)
-        for parked in self._parked.values():
+        for parked in self._parked:
             if parked.tier is ticket.tier:
                 was_before = ticket.is_parked and ticket.ticket_id < parked.ticket_id
                 if not was_before and self._placement.may_use(parked, book):
@@ -162,21 +164,20 @@ class Backlog:
         """Begin to look at all that is next."""
         self._look += 1
 
-    def next_start(self, now_s: float) -> tuple[Ticket, NodeBudget] | None:
-        """Return what starts next, already taken out of the queue; None: nothing more, until `look`.
+    def next_start(self, now_s: float) -> Ticket | None:
+        """Return what starts next on `book`, already taken out of the queue; None: no more, until `look`.
 
         The caller books each on its node before asking for the next.
         """
         if not self.queue.requests or not self.may_start():
             return None
-        found = self._next_start(now_s)
-        if found is None:
+        ticket = self._next_start(now_s)
+        if ticket is None:
             return None
-        ticket, book, in_turn = found
-        self.start(ticket, book, in_turn=in_turn, now_s=now_s)
+        self.start(ticket, self.book, in_turn=self._is_in_turn, now_s=now_s)
         if ticket.is_parked:
             self._look += 1  # what was kept from its nodes may have them now
-        return ticket, book
+        return ticket
 
     def may_start(self) -> bool:
         """Say whether some node has room for the smallest request that waits. False is sure."""
@@ -186,52 +187,57 @@ class Backlog:
                 return True
         return False
 
-    def _next_start(self, now_s: float) -> tuple[Ticket, NodeBudget, bool] | None:
-        for place, state in enumerate(self.queue.tiers_in_turn()):
-            if state.failed_look == self._look:
-                continue
-            if self._parked:
-                parked = self._next_parked(state.tier, now_s)
-                if parked is not None:
-                    return *parked, place == 0
-            head = self._next_head(state, now_s)
-            if head is not None:
-                ticket, book, is_first = head
-                return ticket, book, place == 0 and is_first
-            state.failed_look = self._look
+    def _next_start(self, now_s: float) -> Ticket | None:
+        self._is_in_turn = True
+        for state in self.queue.tiers_in_turn():
+            if state.failed_look != self._look:
+                if self._parked:
+                    ticket = self._next_parked(state.tier, now_s)
+                    if ticket is not None:
+                        return ticket
+                ticket = self._next_head(state, now_s)
+                if ticket is not None:
+                    return ticket
+                state.failed_look = self._look
+            self._is_in_turn = False
         return None
 
-    def _next_parked(self, tier: Tier, now_s: float) -> tuple[Ticket, NodeBudget] | None:
-        for lane, ticket in self._parked.items():
-            if ticket.tier is tier and lane.failed_look != self._look:
-                pool = lane.line.pool
-                if pool is not None and ticket.room_tokens <= pool.most_room:
-                    book = self.place(ticket, now_s)
-                    if book is not None:
-                        return ticket, book
-                lane.failed_look = self._look
+    def _next_parked(self, tier: Tier, now_s: float) -> Ticket | None:
+        for ticket in self._parked:
+            if ticket.tier is tier and ticket.failed_look != self._look:
+                if self._finds_room(ticket, now_s):
+                    return ticket
+                ticket.failed_look = self._look
         return None
 
-    def _next_head(self, state: TierState, now_s: float) -> tuple[Ticket, NodeBudget, bool] | None:
+    def _finds_room(self, ticket: Ticket, now_s: float) -> bool:
+        """Say whether it could start now; `book` is then where."""
+        book = self.place(ticket, now_s)
+        if book is None:
+            return False
+        self.book = book
+        return True
+
+    def _next_head(self, state: TierState, now_s: float) -> Ticket | None:
         if self._parked and self._holds_all_back(state):
             return None
+        is_in_turn = self._is_in_turn
         while True:
             has_parked = False
-            for place, (ticket, lane) in enumerate(state.heads()):
-                if lane.failed_head_look == self._look:
-                    continue
-                pool = lane.line.pool
-                if pool is not None and ticket.room_tokens <= pool.most_room:
-                    book = self.place(ticket, now_s)
-                    if book is not None:
-                        return ticket, book, place == 0
-                if lane.parked is not None or self._nothing_fits(ticket):
-                    lane.failed_head_look = self._look
-                else:
-                    self.queue.park(ticket, lane)
-                    self._parked[lane] = ticket
-                    lane.failed_look = self._look
-                    has_parked = True
+            self._is_in_turn = is_in_turn
+            for ticket in state.heads():
+                lane = ticket.line.lanes[ticket.size_class]
+                if lane.failed_head_look != self._look:
+                    if self._finds_room(ticket, now_s):
+                        return ticket
+                    if lane.parked is not None or self._nothing_fits(ticket):
+                        lane.failed_head_look = self._look
+                    else:
+                        self.queue.park(ticket, lane)
+                        self._parked.append(ticket)
+                        ticket.failed_look = self._look
+                        has_parked = True
+                self._is_in_turn = False
             if not has_parked:
                 return None
 

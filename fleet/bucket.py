@@ -8,9 +8,13 @@ request that can never pass because one gateway's part of the burst is smaller t
 
 from __future__ import annotations
 
+from typing import Final
+
 #: Inside, for exactness: a nanosecond at one token per minute.
-_UNITS_PER_TOKEN = 60_000_000_000
-_NS_PER_S = 1_000_000_000
+_UNITS_PER_TOKEN: Final = 60_000_000_000
+_NS_PER_S: Final = 1_000_000_000
+#: Units per token, and more than floats can be wrong by.
+_SURELY_ENOUGH: Final = 60_000_001_000.0
 
 
 class RateBucket:
@@ -58,8 +62,14 @@ class RateBucket:
         elapsed_ns = now_ns - self._at_ns
         if elapsed_ns > 0:  # as `_refill`, which would cost a call for each request
             self._at_ns = now_ns
-            if self.level_tokens < self.burst_tokens:
-                self._add_units(elapsed_ns * rate)
+            missing = self.burst_tokens - self.level_tokens
+            if missing > 0:
+                # Most are full again: told without the product, which may outgrow a machine word.
+                if float(elapsed_ns) * rate > (missing + 1.0) * _SURELY_ENOUGH:
+                    self.level_tokens = self.burst_tokens
+                    self._units = 0
+                else:
+                    self._add_units(elapsed_ns * rate)
         return self.level_tokens >= tokens or self.level_tokens >= self.burst_tokens
 
     def wait_s(self, tokens: int, now_s: float) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from fleet.gate_snapshot import NodeUse
 from fleet.messages import NodeTarget
@@ -17,9 +18,9 @@ from fleet.offers import Holding, NodeState
 from fleet.overbooking import Expected, Overbooking
 
 #: A node not heard of for longer takes no new work.
-STALE_AFTER_S = 5.0
-_NO_BOUND = 1 << 60
-_NOT_COUNTED = -2
+STALE_AFTER_S: Final = 5.0
+_NO_BOUND: Final = 1 << 60
+_NOT_COUNTED: Final = -2
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class Pool:
             return self.most_room
         most = -1
         for group in self.groups:
-            room = max(group.rooms)
-            if room > most:
-                most = room
+            for room in group.rooms:  # as `max`, which would compare objects
+                if room > most:
+                    most = room
         self.most_room = most
         self.is_counted = True
         return most

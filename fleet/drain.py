@@ -7,11 +7,12 @@ capacity; reading it as capacity would refuse the first burst after a quiet nigh
 from __future__ import annotations
 
 import math
+from typing import Final
 
-_HORIZON_S = 10.0
-_FORGET_AFTER_S = 60.0
-_ENOUGH_STARTS = 10.0
-_ENOUGH_BUSY_S = 1.0
+_HORIZON_S: Final = 10.0
+_FORGET_AFTER_S: Final = 60.0
+_ENOUGH_STARTS: Final = 10.0
+_ENOUGH_BUSY_S: Final = 1.0
 
 
 class DrainMeter:

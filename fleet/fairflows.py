@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fleet.offers import Ticket
 from fleet.turns import Turns
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from fleet.lines import Line
 
 #: How many tokens a flow that ran while others were blocked may owe them at least.
-LARGEST_DEBT_TOKENS = 65_536
+LARGEST_DEBT_TOKENS: Final = 65_536
 #: A flow is looked through for what stands before a newcomer up to so many.
-_LOOKED_THROUGH = 32
+_LOOKED_THROUGH: Final = 32
 #: It is kept in order up to so many; beyond, moving them up would cost more than a heap's cold steps.
-_IN_ORDER = 512
+_IN_ORDER: Final = 512
 #: Sizes from 2^63 tokens on count as one.
-_MOST_BITS = 64
+_MOST_BITS: Final = 64
 
 
 def _bits(tokens: int) -> int:
@@ -101,6 +101,10 @@ class FairTags:
         tag.finish = ends if ends < latest else latest
 
 
+#: The heap of each flow that never was long; nothing is put into it.
+_NOTHING: Final[list[tuple[float, int, Ticket]]] = []
+
+
 class Flow:
     """The queue of one tenant in one lane of one tier.
 
@@ -110,6 +114,7 @@ class Flow:
     __slots__ = (
         "account",
         "heap",
+        "is_gone",
         "is_long",
         "lane",
         "listed",
@@ -119,19 +124,24 @@ class Flow:
         "tag",
         "tokens",
         "tokens_by_bits",
+        "turn",
+        "turn_number",
         "weight",
     )
 
     def __init__(self, account: str, weight: int, lane: Lane, tag: Tag) -> None:
-        self.account = account
-        self.tag = tag
-        self.weight = weight
-        self.lane = lane
-        self.is_long = False
-        self.listed: list[Ticket] = []  # while it is short: all that waits, in order
-        self.heap: list[tuple[float, int, Ticket]] = []  # then; those that left stay until they are next
+        self.turn = 0.0  # it has its turn from this start tag on, by `Turns`
+        self.turn_number = 0  # in which it was put in there
         self.requests = 0
+        self.tag = tag
+        self.lane = lane
+        self.listed: list[Ticket] = []  # while it is short: all that waits, in order
+        self.is_long = False
+        self.is_gone = False  # it was empty when its turn came; its tenant's next request makes another
         self.tokens = 0
+        self.account = account
+        self.weight = weight
+        self.heap = _NOTHING  # while it is long; those that left stay until they are next
         self.tokens_by_bits: list[int] | None = None  # by size in bits, once asked for while long
         self.since_s = 0.0  # it has been backlogged since then
         self.served_tokens = 0  # started since then
@@ -235,7 +245,6 @@ class Lane:
     __slots__ = (
         "active_weight",
         "failed_head_look",
-        "failed_look",
         "flows",
         "line",
         "next",
@@ -256,8 +265,7 @@ class Lane:
         self.next: Ticket | None = None  # its head, while that is surely still it
         self.next_flow: Flow | None = None  # the head's, and its start tag
         self.next_tag = 0.0
-        self.failed_look = 0  # at which the parked one did not fit
-        self.failed_head_look = 0  # at which the head did not
+        self.failed_head_look = 0  # of the backlog, at which the head did not fit
 
     def push(self, ticket: Ticket, tags: FairTags) -> None:
         """Queue a request; a tenant that was idle joins the round."""
@@ -280,28 +288,27 @@ class Lane:
         """Take in weights, and let flows that owe less virtual time than before start earlier for it."""
         turns, virtual = self.turns, tags.virtual
         self.turns, self.next, self.active_weight = Turns(), None, 0
-        for start, _, flow in turns:
+        for flow in turns:
             flow.weight = weights.get(flow.account, flow.weight)
             self.active_weight += flow.weight
-            self.turns.add(min(start, max(flow.tag.finish, virtual)), flow)
+            self.turns.add(min(flow.turn, max(flow.tag.finish, virtual)), flow)
 
     def head(self, tags: FairTags) -> Ticket | None:
         """Return the request that is next, and keep it at hand with its flow and start tag; None: empty."""
         turns, virtual = self.turns, tags.virtual
-        while (first := turns.first()) is not None:
-            tag, _, flow = first
-            ticket = flow.first()
-            if ticket is None:
+        while (flow := turns.first()) is not None:
+            if not flow.requests:
                 turns.drop_first()
                 del self.flows[flow.account]
+                flow.is_gone = True
                 self.active_weight -= flow.weight
                 continue
             start = flow.tag.finish
             if start < virtual:
                 start = virtual
-            if start > tag:
+            if start > flow.turn:
                 turns.put_back_first(start, flow)
                 continue
-            self.next, self.next_flow, self.next_tag = ticket, flow, tag
-            return ticket
+            self.next, self.next_flow, self.next_tag = flow.first(), flow, flow.turn
+            return self.next
         return None

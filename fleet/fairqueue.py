@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from fleet.fairflows import LARGEST_DEBT_TOKENS, Lane
 from fleet.fairness import jain_index
@@ -24,7 +25,7 @@ from fleet.outcomes import Tier
 from fleet.tierstate import TierState
 
 #: A tenant's share says something after so long a backlog.
-_LONG_ENOUGH_S = 5.0
+_LONG_ENOUGH_S: Final = 5.0
 
 
 class FairQueue:
@@ -113,8 +114,8 @@ class FairQueue:
     def count_served(self, ticket: Ticket) -> None:
         """Count a start for its tenant's share while it is backlogged. Call before it leaves."""
         flow = ticket.flow
-        if flow is not None and ticket.is_parked:
-            flow = flow.lane.flows.get(flow.account)  # it may have left, and come again
+        if flow is not None and flow.is_gone:
+            flow = flow.lane.flows.get(flow.account)  # the tenant's may have come again
         if flow is not None:
             flow.served_tokens += ticket.tokens
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Final
 
 from fleet.accounts import Accounts
 from fleet.backlog import Backlog
@@ -45,12 +46,15 @@ from fleet.offers import (
 )
 from fleet.outcomes import TIERS, Outcome, Tier
 from fleet.phases import Phases
-from fleet.placement import Outlook, Placement
+from fleet.placement import LATER, Placement
+from fleet.places import Places
 from fleet.queue_bounds import QueueBounds
 from fleet.refusals import Refusals
 from fleet.requeue import Recalls
 from fleet.tally import Tally
 from fleet.tickets import Tickets
+
+_COMPLETED: Final = Outcome.COMPLETED  # to get a member of an enumeration costs as much as a call
 
 
 class Gate:
@@ -77,7 +81,7 @@ class Gate:
         self._entry = Entry(self.accounts, self._refusals)
         self._is_due = False
         self._bounds = QueueBounds(self._backlog, self._refusals, max_queued_requests)
-        self._leases: dict[Lease, None] = {}  # in order of opening
+        self._leases: Places[Lease] = Places()
         self.recalls = Recalls(self._placement, self._backlog, self._tickets, self._leases)
         self._events: list[Event] = []  # decided outside `poll`, handed out by the next one
         self._now_s = 0.0
@@ -192,7 +196,7 @@ class Gate:
     def _hopeless(self, ticket: Ticket, now_s: float) -> Refused | None:
         """Return a refusal when no node can serve the request, however long it waits."""
         outlook = self._placement.outlook(ticket, now_s)
-        if outlook is Outlook.LATER:
+        if outlook is LATER:
             return None
         return self._refusals.hopeless(ticket, outlook, self._placement.largest_tokens(ticket))
 
@@ -232,8 +236,8 @@ class Gate:
         self._is_due = False
         started: list[Started] = []
         self._backlog.look()
-        while (found := self._backlog.next_start(now_s)) is not None:
-            ticket, book = found
+        while (ticket := self._backlog.next_start(now_s)) is not None:
+            book = self._backlog.book
             ticket.holder.queued -= 1
             started.append(Started(ticket, book.name, self._open_lease(ticket, book, now_s)))
         return started
@@ -267,7 +271,7 @@ class Gate:
             book.room,
             held,
         )
-        self._leases[lease] = None
+        lease.place = self._leases.add(lease)
         if self.recalls.is_on:
             self.recalls.opened(lease)
         ticket.line.tally.open(lease)
@@ -349,7 +353,7 @@ class Gate:
             return False
         lease.is_open = False
         ticket, book = lease.ticket, lease.book
-        del self._leases[lease]
+        self._leases.remove(lease.place)
         if self.recalls.by_node:
             self.recalls.began(lease)
         tokens = lease.tokens
@@ -359,7 +363,7 @@ class Gate:
         used = ticket.prompt_tokens if prompt_tokens is None else prompt_tokens
         used += lease.output_tokens if output_tokens is None else output_tokens
         ticket.holder.end(tokens, ticket.tokens, used, ticket.is_ghost, ticket.is_charged)
-        if outcome is Outcome.COMPLETED and output_tokens is not None:
+        if outcome is _COMPLETED and output_tokens is not None:
             self._tickets.learn(ticket, output_tokens)
         ticket.line.tally.in_flight_tokens -= tokens
         self._now_s = now_s  # as `_touch`: a call less for each request
@@ -372,10 +376,10 @@ class Gate:
 
     def snapshot(self, now_s: float) -> GateSnapshot:
         """Return what is held and what waits. O(tenants + nodes): for status and metrics."""
-        oldest = next(iter(self._leases), None)
+        oldest = self._leases.oldest()
         return GateSnapshot(
             is_ready=self._entry.policy is not None and self._placement.any_open(now_s),
-            in_flight_requests=len(self._leases),
+            in_flight_requests=self._leases.taken,
             in_flight_tokens=sum(self._tally.in_flight_tokens().values()),
             in_flight_tokens_by_tier=self._tally.in_flight_tokens(),
             queues={tier: self._queue.state(tier, now_s) for tier in TIERS},

@@ -8,16 +8,16 @@ all there is, for an answer that is usually short.
 from __future__ import annotations
 
 import math
-from operator import mul
+from typing import Final
 
 #: Completions an endpoint needs before its own history is believed.
-ENOUGH = 200
+ENOUGH: Final = 200
 _RELATIVE_ERROR = 0.01
 _LOG_STEP = math.log(1 + _RELATIVE_ERROR)
-_FADE_AT = 20_000
+_FADE_AT: Final = 20_000
 #: Answers that are counted in together.
-REFRESH_EVERY = 64
-_TABLED = 4_096
+REFRESH_EVERY: Final = 64
+_TABLED: Final = 4_096
 
 
 def _bucket_of(output_tokens: int) -> int:
@@ -25,7 +25,7 @@ def _bucket_of(output_tokens: int) -> int:
 
 
 #: Buckets of the usual lengths; a logarithm costs as much as the rest of counting one in.
-_BUCKETS = [_bucket_of(tokens) for tokens in range(_TABLED)]
+_BUCKETS: Final = [_bucket_of(tokens) for tokens in range(_TABLED)]
 
 
 class LengthSketch:
@@ -53,20 +53,20 @@ class LengthSketch:
             self.take_in()
 
     def take_in(self) -> None:
-        """Count in what came since the last time, all together: one by one it would cost ten times more."""
+        """Count in what came since the last time."""
         fresh, counts = self.fresh, self._counts
-        if min(fresh) >= 0 and max(fresh) < _TABLED:
-            buckets = [_BUCKETS[output_tokens] for output_tokens in fresh]
-        else:
-            buckets = [_bucket_of(output_tokens) for output_tokens in fresh]
-        missing = max(buckets) + 2 - len(counts)
-        if missing > 0:
-            counts += [0] * missing
-        for bucket in buckets:
+        tokens = squares = cubes = 0
+        for output_tokens in fresh:
+            bucket = _BUCKETS[output_tokens] if 0 <= output_tokens < _TABLED else _bucket_of(output_tokens)
+            if bucket + 1 >= len(counts):
+                counts += [0] * (bucket + 2 - len(counts))
             counts[bucket + 1] += 1
-        squares = list(map(mul, fresh, fresh))
+            square = output_tokens * output_tokens
+            tokens += output_tokens
+            squares += square
+            cubes += output_tokens * square
         first, second, third = self._powers
-        self._powers = (first + sum(fresh), second + sum(squares), third + sum(map(mul, fresh, squares)))
+        self._powers = (first + tokens, second + squares, third + cubes)
         self._total += len(fresh)
         self.seen += len(fresh)
         fresh.clear()

@@ -115,6 +115,7 @@ class Ticket:
         "arrived_at_s",
         "deadline_s",
         "expected_wait_s",
+        "failed_look",
         "flow",
         "held",
         "holder",
@@ -176,6 +177,7 @@ class Ticket:
         self.is_parked = False  # it was next and did not fit; others may pass it, within bounds
         self.is_ghost = False  # a limit of its tenant in shadow let it through
         self.is_charged = True  # to the tenant's rate
+        self.failed_look = 0  # of the backlog, at which it did not fit, since it was parked
         self.passed_tokens = 0  # started past it, since it was parked, on nodes that serve its model
         self.would_refuse: tuple[Limiter, ...] = ()  # limits that let it through though they were met
         self.ahead_requests: int | None = None  # in its tier's queue when it joined; None: it did not
@@ -227,6 +229,7 @@ class Lease:
         "is_open",
         "opened_at_s",
         "output_tokens",
+        "place",
         "queued_s",
         "room_tokens",
         "rule",
@@ -247,17 +250,18 @@ class Lease:
         room_tokens: int,
         held: Holding | None,
     ) -> None:
+        self.is_open = True
+        self.place = 0  # among the open ones, by age
         self.ticket = ticket  # what it was admitted by; the lease may grow, the ticket does not
         self.book = book
-        self.output_tokens = output_tokens  # reserved output
         self.tokens = tokens  # what is booked: prompt + reserved output
+        self.output_tokens = output_tokens  # reserved output
         self.queued_s = queued_s  # time spent in the queue
         self.opened_at_s = opened_at_s
         self.rule = rule  # by which the node was chosen
         self.candidates = candidates  # nodes that had room
         self.room_tokens = room_tokens  # left on the node after it
         self.held = held  # booked on the node when not all that is reserved (overbooking)
-        self.is_open = True
 
     @property
     def lease_id(self) -> int:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import groupby, product
+from typing import Final
 
 from fleet.budget import STALE_AFTER_S, NodeBudget, Pool, Shares
 from fleet.messages import Assignment, NodeTarget
@@ -23,11 +24,11 @@ from fleet.pool_names import classes_by_pool, pool_names
 #: A prefix's home is passed over when it holds more than this times the mean load of the candidates.
 HOME_LOAD_CAP = 1.25
 #: Rules by which a node is chosen among those with room, in words.
-BY_LOAD = "least loaded"
-BY_ROOM = "most KV room"
-BY_PREFIX = "home of the prompt's beginning, while not hot"
+BY_LOAD: Final = "least loaded"
+BY_ROOM: Final = "most KV room"
+BY_PREFIX: Final = "home of the prompt's beginning, while not hot"
 REGARDLESS = "least loaded, full or not: node_room is not enforced"
-_MASK = (1 << 64) - 1
+_MASK: Final = (1 << 64) - 1
 
 
 class Outlook(Enum):
@@ -36,6 +37,9 @@ class Outlook(Enum):
     LATER = "later"
     TOO_LARGE = "too_large"
     NO_NODES = "no_nodes"
+
+
+LATER: Final = Outlook.LATER  # to get a member of an enumeration costs as much as a call
 
 
 def price_rank(target: NodeTarget, tier: Tier, routing: Routing) -> int | None:
@@ -330,7 +334,7 @@ class Placement:
             return Outlook.NO_NODES
         ratio = 1.0 if ticket.size_class is None else self._ratio(ticket)
         if pool.surely_fits_one(ticket.tokens, ratio, now_s):
-            return Outlook.LATER
+            return LATER
         fits_closed = any_open = False
         for book in pool:
             fits = ticket.tokens <= book.largest(ratio)
@@ -338,7 +342,7 @@ class Placement:
                 any_open = True
                 if fits:
                     pool.remember_roomy(book)
-                    return Outlook.LATER
+                    return LATER
             fits_closed = fits_closed or fits
         return Outlook.TOO_LARGE if any_open and not fits_closed else Outlook.NO_NODES
 

@@ -19,6 +19,7 @@ from fleet.budget import NodeBudget
 from fleet.offers import Lease, Ticket
 from fleet.outcomes import TIERS, Tier
 from fleet.placement import Outlook, Placement
+from fleet.places import Places
 from fleet.policy import Policy
 from fleet.tickets import Tickets
 
@@ -44,7 +45,7 @@ class Recalls:
         placement: Placement,
         backlog: Backlog,
         tickets: Tickets,
-        leases: dict[Lease, None],
+        leases: Places[Lease],
     ) -> None:
         self._placement = placement
         self._backlog = backlog
@@ -153,7 +154,7 @@ class Recalls:
         """Close a lease and queue its request again. Its tenant holds the same tokens as before."""
         self.began(lease)
         lease.is_open = False
-        del self._leases[lease]
+        self._leases.remove(lease.place)
         book.free(lease.tokens, lease.size_class, lease.held)
         lease.ticket.line.tally.in_flight_tokens -= lease.tokens
         ticket = self._tickets.again(lease, now_s)

@@ -8,6 +8,7 @@ all there is when the client did not say, for an answer that is usually short.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from fleet.accounts import Account
 from fleet.lengths import ENOUGH, REFRESH_EVERY, LengthSketch
@@ -19,10 +20,10 @@ from fleet.policy import Admission, Policy
 from fleet.pool_names import class_of
 
 #: What booked output comes from, in words.
-HISTORY = "the endpoint's history"
-PRIOR = "the default until there is history"
-CLIENT = "the client's max_tokens"
-HALF_NODE = "half of the largest node's budget"
+HISTORY: Final = "the endpoint's history"
+PRIOR: Final = "the default until there is history"
+CLIENT: Final = "the client's max_tokens"
+HALF_NODE: Final = "half of the largest node's budget"
 #: Tokens per second; pure shortest-job-first still breaks ties by arrival.
 _SLOWEST_AGING = 1e-3
 

@@ -7,84 +7,35 @@ one whose time is up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, takewhile
 
 from fleet.fairflows import FairTags, Lane
 from fleet.offers import Ticket
 from fleet.outcomes import Tier
+from fleet.places import Places
 
 
 class _ByAge:
-    """Requests in the order in which they joined. Who leaves is let go at once: its place stays empty."""
+    """Requests in the order in which they joined."""
 
-    __slots__ = ("_first", "_latest_s", "passed", "places")
+    __slots__ = ("_latest_s", "places")
 
     def __init__(self) -> None:
-        self.places: list[Ticket | None] = []
-        self.passed = 0  # places that were given up before the first of them
-        self._first = 0  # no request stands in a place before this one
+        self.places: Places[Ticket] = Places()
         self._latest_s = 0.0  # latest deadline among them
 
     def add(self, ticket: Ticket) -> bool:
         """Append a request. True: its deadline comes before that of one that came before it."""
         places = self.places
-        is_early = bool(places) and ticket.deadline_s < self._latest_s
+        is_early = places.taken > 0 and ticket.deadline_s < self._latest_s
         if not is_early:
             self._latest_s = ticket.deadline_s
-        ticket.place = self.passed + len(places)
-        places.append(ticket)
+        ticket.place = places.add(ticket)
         return is_early
-
-    def oldest(self) -> Ticket | None:
-        """Return who joined first; None when nobody waits."""
-        places = self.places
-        for at in range(self._first, len(places)):
-            ticket = places[at]
-            if ticket is not None:
-                self._first = at
-                return ticket
-        places.clear()
-        self.passed = self._first = 0
-        return None
-
-    def compact(self) -> None:
-        """Give up empty places: those at the beginning, or where they are few all of them."""
-        self.oldest()
-        first, places = self._first, self.places
-        if 2 * first >= len(places):
-            del places[:first]
-            self.passed += first
-        else:
-            staying = [one for one in places if one is not None]
-            for at, ticket in enumerate(staying):
-                ticket.place = at
-            self.places = [*staying]
-            self.passed = 0
-        self._first = 0
 
     def expired(self, now_s: float) -> Iterator[Ticket]:
         """Yield those whose deadline is reached, up to the first whose is not."""
-        self.oldest()
-        for at in range(self._first, len(self.places)):
-            ticket = self.places[at]
-            if ticket is None:
-                continue
-            if ticket.deadline_s > now_s:
-                return
-            yield ticket
-
-    def oldest_first(self) -> Iterator[Ticket]:
-        """Yield them. Nothing may join or leave meanwhile."""
-        return (ticket for ticket in self.places if ticket is not None)
-
-    def newest_first(self) -> Iterator[Ticket]:
-        """Yield them, what joined last first. Nothing may join or leave meanwhile."""
-        places = self.places
-        while places and places[-1] is None:
-            places.pop()
-        if not places:
-            self._first = 0
-        return (ticket for ticket in reversed(places) if ticket is not None)
+        return takewhile(lambda ticket: ticket.deadline_s <= now_s, self.places.oldest_first())
 
 
 class TierState:
@@ -123,26 +74,26 @@ class TierState:
         """Return the tokens by which it is ahead of its share against another tier; below 0: behind."""
         return (self.start - other.start) * self.weight
 
-    def heads(self) -> list[tuple[Ticket, Lane]]:
-        """Return (request, lane) of each lane's next, the one whose turn it is first."""
+    def heads(self) -> list[Ticket]:
+        """Return each lane's next, the one whose turn it is first."""
         lanes = self.lanes
         if len(lanes) == 1:
             lane = lanes[0]
             head = lane.next or lane.head(self.tags)
             if head is not None:
-                return [(head, lane)]
-        found: list[tuple[float, int, Ticket, Lane]] = []
+                return [head]
+        found: list[tuple[float, int, Ticket]] = []
         emptied = False
         for lane in lanes:
             head = lane.next or lane.head(self.tags)
             if head is not None:
-                found.append((lane.next_tag, head.ticket_id, head, lane))
+                found.append((lane.next_tag, head.ticket_id, head))
             elif lane.parked is None:
                 emptied = True
         if emptied:
             self._drop_empty_lanes()
         found.sort()
-        return [(head, lane) for _, _, head, lane in found]
+        return [head for _, _, head in found]
 
     def charge_tenant(self, ticket: Ticket, in_turn: bool) -> None:
         """Count tokens that start against their tenant; those of a parked request count on parking."""
@@ -168,22 +119,22 @@ class TierState:
         """Count a request out."""
         self.requests -= 1
         self.tokens -= ticket.tokens
-        by_age = self._returned if ticket.requeues else self._by_age
-        places = by_age.places
-        places[ticket.place - by_age.passed] = None
-        if len(places) > 4 * self.requests + 256:
-            by_age.compact()
+        (self._returned if ticket.requeues else self._by_age).places.remove(ticket.place)
 
     def first_due(self) -> Ticket | None:
         """Return the one whose deadline comes first, but for those whose deadline is early."""
-        oldest, returned = self._by_age.oldest(), self._returned.oldest()
+        oldest, returned = self._by_age.places.oldest(), self._returned.places.oldest()
         if oldest is None or (returned is not None and returned.deadline_s < oldest.deadline_s):
             return returned
         return oldest
 
     def oldest_s(self) -> float | None:
         """Return when the one that has waited longest joined; None when nothing waits."""
-        found = [one.arrived_at_s for one in (self._by_age.oldest(), self._returned.oldest()) if one]
+        found = [
+            one.arrived_at_s
+            for one in (self._by_age.places.oldest(), self._returned.places.oldest())
+            if one
+        ]
         return min(found, default=None)
 
     def expired(self, now_s: float) -> Iterator[Ticket]:
@@ -192,7 +143,7 @@ class TierState:
 
     def newest_first(self) -> Iterator[Ticket]:
         """Yield what waits, what joined last first, what was started once last of all."""
-        return chain(self._by_age.newest_first(), self._returned.oldest_first())
+        return chain(self._by_age.places.newest_first(), self._returned.places.oldest_first())
 
     def _drop_empty_lanes(self) -> None:
         """Forget lanes in which nothing waits."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 #: A tier in which something has waited for longer is taken to go on so: this is no burst.
-LASTING_S = 30.0
+LASTING_S: Final = 30.0
 #: Weight, waiting tokens, and seconds after which all of them have started or left, of another tier.
 Rival = tuple[float, float, float]
 

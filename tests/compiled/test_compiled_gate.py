@@ -16,7 +16,8 @@ FLEET = "tests/unit/fleet/"
 SUITES = ("bounds", "machine", "replay", "theory", "worlds")
 PARTS = (
     "bucket", "budgets", "engine_group", "fairness", "fairqueue", "lengths", "limiters", "overbooking",
-    "phases", "placement", "pools", "requeue", "retry_after", "tierstate", "turns", "wait_estimate",
+    "phases", "placement", "places", "pools", "requeue", "retry_after", "tierstate", "turns",
+    "wait_estimate",
 )  # fmt: skip
 PATCHES = (
     "test_fairqueue.py::test_other_tiers_run_ahead_of_one_that_waits_by_no_more_than_the_bound_and_it_is_measured",

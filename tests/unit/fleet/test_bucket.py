@@ -94,3 +94,29 @@ def test_no_interval_admits_more_than_burst_plus_rate(
         for at_s, tokens in admitted[first:]:
             used += tokens
             assert used <= burst + rate * (at_s - start_s) / 60 + 1e-3
+
+
+@given(
+    rate=st.one_of(st.integers(1, 10**6), st.integers(10**9, 10**15)),
+    burst=st.one_of(st.integers(1, 100), st.integers(1, 10**12)),
+    steps=st.lists(
+        st.tuples(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(-2, 2)), max_size=40
+    ),
+)
+def test_a_level_is_exact_to_the_nanosecond_at_which_it_is_full_and_beyond_machine_words(
+    rate: int, burst: int, steps: list[tuple[int, int, int]]
+):
+    # Units of 1/60e9 token, as in fractions: a nanosecond at `rate` a minute brings `rate` of them.
+    unit, now_ns = 60 * 10**9, 0
+    bucket, level = RateBucket(rate, burst, 0.0), burst * unit
+    for wait_ns, tokens, near in steps:
+        missing_ns = (burst * unit - level) // rate  # at about which it is full
+        elapsed_ns = max(0, missing_ns + near) if near and missing_ns < 10**14 else wait_ns
+        before_ns, now_s = now_ns, (now_ns + elapsed_ns) / 10**9
+        now_ns = int(now_s * 10**9)  # what a float can say
+        level = min(burst * unit, level + (now_ns - before_ns) * rate)
+        expected = level >= tokens * unit or level >= burst * unit
+        assert bucket.admits(tokens, now_s) == expected
+        assert bucket.level_tokens == level // unit
+        bucket.charge(tokens)
+        level -= tokens * unit

@@ -42,7 +42,10 @@ def test_flows_have_their_turn_by_start_and_then_in_the_order_in_which_they_came
     idle, count, now = list(flows), 0, 0.0
     for step in range(6_000):
         expected = min(standing, key=lambda turn: turn[:2], default=None)
-        assert turns.first() == expected
+        first = turns.first()
+        assert (first and (first.turn, first.turn_number, first)) == expected
+        if step % 100 == 0:
+            assert list(turns) == [flow for _, _, flow in sorted(standing, key=lambda turn: turn[:2])]
         fills = step % 2_000 < 1_200  # it fills up to all of them, and empties, several times
         if idle and (expected is None or rng.random() < (0.7 if fills else 0.1)):
             flow, count = idle.pop(), count + 1
