@@ -57,6 +57,7 @@ MODULES: tuple[str, ...] = (
     "fleet.overbooking",
     "fleet.phases",
     "fleet.placement",
+    "fleet.places",
     "fleet.queue_bounds",
     "fleet.refusals",
     "fleet.replay_servers",
