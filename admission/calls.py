@@ -144,7 +144,9 @@ class Call:
             asked: object = self.document.get("stream_options")
             options = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
             if options.get("include_usage") is not True:
-                added["stream_options"] = {**options, "include_usage": True}
+                added["stream_options"] = told = {**options, "include_usage": True}
+                if told.get("continuous_usage_stats"):  # nothing alone: with ours each event would have it
+                    told["continuous_usage_stats"] = False
         document = self.document
         is_as_is = self.is_plain or (_REWRITTEN_KEYS.isdisjoint(document) and not self._names_transfer())
         if is_as_is and not _has_doubled_key(document, self.raw):

@@ -75,6 +75,20 @@ def test_usage_options_of_the_client_are_kept() -> None:
     assert sent == {"include_usage": True, "continuous_usage_stats": False}
 
 
+def test_usage_asked_for_by_us_alone_is_in_no_event_that_the_client_sees() -> None:
+    # vLLM counts in each event when both are true; a client that asks for the second alone gets none.
+    for options, expected in (
+        ({"continuous_usage_stats": True}, False),
+        ({"continuous_usage_stats": True, "include_usage": False}, False),
+        ({"continuous_usage_stats": True, "include_usage": True}, True),
+    ):
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        call = parse_call("chat", json.dumps(body | {"stream_options": options}).encode())
+        sent = json.loads(call.body(None))["stream_options"]
+        assert sent == {"include_usage": True, "continuous_usage_stats": expected}
+
+
+
 @pytest.mark.parametrize(
     ("endpoint", "document", "expected"),
     [
