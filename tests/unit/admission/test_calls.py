@@ -88,7 +88,6 @@ def test_usage_asked_for_by_us_alone_is_in_no_event_that_the_client_sees() -> No
         assert sent == {"include_usage": True, "continuous_usage_stats": expected}
 
 
-
 @pytest.mark.parametrize(
     ("endpoint", "document", "expected"),
     [
