@@ -15,6 +15,7 @@ from typing import cast
 
 from admission.http_server import Connection
 from admission.inbound import Inbound
+from admission.outbox import Outbox
 from admission.settings import Settings
 from fleet.clock import Clock
 
@@ -28,8 +29,12 @@ MOST_TOLD = 256
 class Listener:
     """The client connections of one gateway process. `connection` makes one for a server's socket."""
 
-    def __init__(self, limits: Settings, clock: Clock, handler: Handler) -> None:
+    def __init__(
+        self, limits: Settings, clock: Clock, handler: Handler, outbox: Outbox | None = None
+    ) -> None:
+        """`outbox`: what the process sends by; None: one of its own."""
         self.limits = limits
+        self.outbox = outbox or Outbox(asyncio.get_running_loop())
         self.handler = handler
         self.connections = set[Connection]()
         self.by_address = Counter[str]()  # without those that were refused

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
 from admission import request_lines
 from admission.inbound import HeaderList, Inbound, Way
+from admission.outbox import Outgoing
 from admission.request_lines import BAD, Refusal, bears_body, is_coded, other_version, target_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Connection(Way):
     def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
         self._listener, self._limits, self._loop = listener, listener.limits, loop
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
+        self._transport: Outgoing | None = None
         self._address, self.port = "", 0
         self._url: bytes = b""
         self._now = self._begun = b""  # what came last; what came before it of a head that is not whole
@@ -60,7 +61,7 @@ class Connection(Way):
     # -- called by the transport --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = self._listener.outbox.of(transport)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._address, self.port = (str(peer[0]) if peer else ""), (int(here[1]) if here else 0)
         if self._listener.took(self, self._address):

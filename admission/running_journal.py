@@ -2,8 +2,9 @@
 
 Owns `usage/running.log`: a `+` line with a draft of the record before a request goes to an engine, a `-`
 line after its real record is in the spool. The latter may wait for the next `+`: until it is acknowledged,
-the record itself says as much. Read once at the start. Sizes are bytes. Prevents: engine time that nobody
-pays for because the gateway was killed while it was used.
+the record itself says as much. A `+` waits for the others of its turn where somebody promises to write it
+before the request leaves (`hold`). Read once at the start. Sizes are bytes. Prevents: engine time that
+nobody pays for because the gateway was killed while it was used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 FILE_NAME = "running.log"
 _COMPACT_BYTES = 1 << 20
 _PAGE_RECORDS = 5_000
-_MOST_WAITING = 64
+_MOST_WAITING = 256
 
 
 class RunningJournal:
@@ -40,10 +41,19 @@ class RunningJournal:
         self._running: dict[str, bytes] = {}
         self._size_bytes = 0
         self._most_bytes = _COMPACT_BYTES  # beyond that it is written anew
-        self._ended: list[bytes] = []  # lines that wait for company
+        self._waiting: list[bytes] = []  # lines that wait for company
+        self._has_begun = False  # one of them is a `+`
+        self._records_first: Callable[[], None] | None = None  # None: a `+` is written through
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._lacks = False  # the disk refused a line: the file is written anew when it takes one again
         self.failures = 0  # writes the disk refused
+
+    def hold(self, records_first: Callable[[], None]) -> None:
+        """Write what begins in `write_held` from now on, which must be called before the request leaves.
+
+        `records_first` writes the records that ended requests have by then: before their ends stand here.
+        """
+        self._records_first = records_first
 
     def begin(self, request_id: str, draft: dict[str, Any]) -> None:
         """Note that a request goes to an engine, with what its record will say of it."""
@@ -52,26 +62,31 @@ class RunningJournal:
     def begin_json(self, request_id: str, draft: bytes) -> None:
         """Note it as `begin` does, of a draft that is JSON already and names the request."""
         line = self._running[request_id] = b"+" + draft + b"\n"
-        if self._ended:
-            self._ended.append(line)
+        self._waiting.append(line)
+        if self._records_first is None:
             self.flush()
         else:
-            self._write(line)
+            self._has_begun = True
+
+    def write_held(self) -> None:
+        """Write what began, and what ended with it."""
+        if self._has_begun:
+            self.flush()
 
     def end(self, request_id: str, *, has_record: bool) -> None:
         """Note that the request ended, with its record in the spool or without one."""
         if self._running.pop(request_id, None) is None:
             return
-        self._ended.append(b"-%s\n" % request_id.encode())
-        if not has_record or len(self._ended) >= _MOST_WAITING:
+        self._waiting.append(b"-%s\n" % request_id.encode())
+        if not has_record or len(self._waiting) >= _MOST_WAITING:
             self.flush()
         if self._size_bytes > self._most_bytes:
             self._compact()
 
     def flush(self) -> None:
         """Write what waits: due before records are acknowledged, and so forgotten by the spool."""
-        if self._ended:
-            lines, self._ended = self._ended, []
+        if self._waiting:
+            lines, self._waiting, self._has_begun = self._waiting, [], False
             self._write(b"".join(lines))
 
     def close(self) -> None:
@@ -80,6 +95,8 @@ class RunningJournal:
         os.close(self._descriptor)
 
     def _write(self, data: bytes) -> None:
+        if self._records_first is not None:
+            self._records_first()
         if self._lacks:  # behind half a line nothing could be read
             self._compact()
             return
@@ -95,7 +112,10 @@ class RunningJournal:
 
     def _compact(self) -> None:
         """Write the running ones into a new file and put it in place of the old."""
-        self._ended.clear()
+        if self._records_first is not None:
+            self._records_first()
+        self._waiting.clear()
+        self._has_begun = False
         beside = self._path.with_suffix(".new")
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -27,6 +27,7 @@ from admission.exact_quota import ExactQuotas
 from admission.levels import LevelKeeper
 from admission.metrics import GatewayMetrics
 from admission.nodes import NodeBook
+from admission.outbox import Outbox
 from admission.passthrough import Passthrough
 from admission.proxy import Proxy
 from admission.quota_lease import QuotaLeases
@@ -107,7 +108,8 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
         state.gate.observe((node,), clock.monotonic_s())
         state.room.pump()
 
-    async with Upstream(settings) as upstream:
+    outbox = _outbox(state)
+    async with Upstream(settings, outbox) as upstream:
         nodes = NodeBook(settings, clock, upstream, observe)
         state.on_change.append(nodes.retarget)
         passed = Passthrough(state, nodes, upstream)
@@ -118,7 +120,7 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
         async with asyncio.TaskGroup() as group:
             running = (flusher, levels, lag, state.quotas, AdapterWatch(state, upstream), *exact)
             helpers = [group.create_task(helper.run()) for helper in running]
-            await _serve(app, state, doors)
+            await _serve(app, state, doors, outbox)
             for helper in helpers:
                 helper.cancel()
         await nodes.close()
@@ -131,6 +133,20 @@ async def run(settings: Settings, clock: Clock, doors: Doors) -> None:
     state.spool.close()
     state.journal.close()
     log.info("gateway stopped")
+
+
+def _outbox(state: GatewayState) -> Outbox:
+    """Return what this process sends by: records and journal are written before anything leaves."""
+    spool, journal = state.spool, state.journal
+
+    def write() -> None:
+        spool.write_held()
+        journal.write_held()
+
+    outbox = Outbox(asyncio.get_running_loop(), write)
+    spool.hold(outbox.soon)
+    journal.hold(spool.write_held)
+    return outbox
 
 
 def _exact_quotas(state: GatewayState) -> list[ExactQuotas]:
@@ -167,8 +183,8 @@ def _load_last_good(state: GatewayState) -> None:
     log.info("last good assignment in force", extra={"epoch": found.epoch, "generation": found.generation})
 
 
-async def _serve(app: App, state: GatewayState, doors: Doors) -> None:
-    listener = Listener(state.settings, state.clock, app.handle)
+async def _serve(app: App, state: GatewayState, doors: Doors, outbox: Outbox) -> None:
+    listener = Listener(state.settings, state.clock, app.handle, outbox)
     loop = asyncio.get_running_loop()
     acceptor = Acceptor(doors, listener.connection, asyncio.Event(), asyncio.Event(), state.hear)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -18,6 +18,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from admission.alarm import Alarm
+from admission.outbox import Outbox
 from admission.settings import Settings
 from admission.wire import NodeFailed, Overdue, Wire, lost, timed_out
 from fleet.readings import Reason
@@ -130,8 +131,10 @@ class Exchange:
 class Upstream:
     """The pool of connections to all nodes of one gateway. Use as an async context manager."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, outbox: Outbox | None = None) -> None:
+        """`outbox`: what the process sends by; None: one of its own."""
         self._settings = settings
+        self._given_outbox = outbox
         fixed = b"Accept-Encoding: identity\r\nUser-Agent: rhodeck-gateway\r\n"
         if settings.node_api_key is not None:
             fixed += b"Authorization: Bearer %s\r\n" % settings.node_api_key.get_secret_value().encode(
@@ -155,6 +158,7 @@ class Upstream:
     async def __aenter__(self) -> Upstream:
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop)
+        self._outbox = self._given_outbox or Outbox(self._loop)
         return self
 
     async def __aexit__(
@@ -264,7 +268,7 @@ class Upstream:
         return cast("Wire", made)
 
     def _wire(self) -> asyncio.Protocol:
-        made = Wire(self._loop, self._alarm)
+        made = Wire(self._loop, self._alarm, self._outbox)
         return cast("asyncio.Protocol", made)  # it has the methods; a base costs time
 
     def _context(self) -> ssl.SSLContext:

@@ -38,6 +38,7 @@ class UsageFlusher:
     async def flush(self) -> None:
         """Return once all records written so far are on disk. Raises Unavailable when the disk refuses."""
         async with self._flushing:
+            self._spool.write_held()
             if not self._spool.needs_flush:
                 return
             try:

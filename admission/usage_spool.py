@@ -1,9 +1,10 @@
 """The durable spool of usage records: numbered, append-only, in segment files.
 
 Owns `usage/` of the state folder: `spool.id` and segments `<first seq>.jsonl`, one `crc32 json` line a
-record. A record is written through at once, so it survives a kill of the process; it is flushed to the
-disk in batches, and nothing is served before that. Sequence numbers rise by one without holes. Counts
-are bytes and records. Prevents: usage billed twice, lost by a crash, or seen once and gone after it.
+record. A record is written through at once, or with the others of its turn before anything of it is told
+(`hold`), so it survives a kill of the process; it is flushed to the disk in batches, and nothing is served
+before that. Sequence numbers rise by one without holes. Counts are bytes and records. Prevents: usage
+billed twice, lost by a crash, or seen once and gone after it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import secrets
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +59,15 @@ class UsageSpool:
         self._acknowledging = threading.Lock()
         self._put_bytes = self._gone_bytes = 0  # the first is the appending thread's alone
         self._descriptor = -1
+        self._soon: Callable[[], None] | None = None  # None: records are written through
+        self._held: list[bytes] = []  # lines that wait for `write_held`
+        self._why_not = "", ""
         self.dropped_records = 0  # lost to a full or failing disk since the start: alarm on it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._segments = self._recover()
+        self._segments = self._recover() or [self._begin_segment(1)]
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
         self._put_bytes = sum(segment.size_bytes for segment in self._segments)
-        self._open_last()
         self.last_seq = self._segments[-1].last_seq
         self.synced_seq = 0
         self.flush()
@@ -72,7 +77,7 @@ class UsageSpool:
     @property
     def next_seq(self) -> int:
         """The number the next record must carry."""
-        return self.last_seq + 1
+        return self.last_seq + len(self._held) + 1
 
     @property
     def size_bytes(self) -> int:
@@ -84,6 +89,10 @@ class UsageSpool:
         """Say whether records are written but not yet flushed to the disk."""
         return self.synced_seq < self.last_seq
 
+    def hold(self, soon: Callable[[], None]) -> None:
+        """Write records together from now on, in `write_held`, which `soon` promises to call."""
+        self._soon = soon
+
     def append(self, record: UsageRecord) -> bool:
         """Write one record, `record.seq` being `next_seq`. False: dropped, the disk is full or failing.
 
@@ -93,21 +102,25 @@ class UsageSpool:
 
     def append_json(self, seq: int, body: bytes) -> bool:
         """Write a record that is JSON already, as `append` does: a tenth of the time of a model's."""
-        if seq != self.last_seq + 1:
-            raise InvalidInput(f"usage record {seq} does not follow {self.last_seq}")
+        if seq != self.next_seq:
+            raise InvalidInput(f"usage record {seq} does not follow {self.next_seq - 1}")
         line = b"%08x %s\n" % (zlib.crc32(body), body)
-        if self.size_bytes + len(line) > self._max_bytes:
-            return self._drop("usage spool is full", None)
-        try:
-            self._roll_if_full(len(line))
-            self._write(line)
-        except OSError as exc:
-            return self._drop("usage spool cannot be written", exc)
-        segment = self._segments[-1]
-        segment.size_bytes += len(line)
-        self._put_bytes += len(line)
-        segment.last_seq = self.last_seq = seq
+        if self._soon is None:
+            return self._put(line, 1) or self._drop(1)
+        if not self._held:
+            self._soon()
+        self._held.append(line)
         return True
+
+    def write_held(self) -> None:
+        """Write what is held. Where the disk takes a part only, the newest records are dropped."""
+        held, self._held = self._held, []
+        if not held or self._put(b"".join(held), len(held)):
+            return
+        for done, line in enumerate(held):
+            if not self._put(line, 1):
+                self._drop(len(held) - done)
+                return
 
     def flush(self) -> None:
         """Bring what was appended before this call to the disk. Raises OSError; nothing is marked then."""
@@ -128,7 +141,8 @@ class UsageSpool:
                 os.close(old)
 
     def close(self) -> None:
-        """Flush and close. The spool cannot be used afterwards."""
+        """Write, flush and close. The spool cannot be used afterwards."""
+        self.write_held()
         self.flush()
         os.close(self._descriptor)
         self._descriptor = -1
@@ -169,33 +183,51 @@ class UsageSpool:
 
     # -- files --------------------------------------------------------------------------------------
 
-    def _write(self, line: bytes) -> None:
-        written = os.write(self._descriptor, line)
-        if written != len(line):  # a short write means a full disk: take the torn line back
-            os.ftruncate(self._descriptor, self._segments[-1].size_bytes)
-            raise OSError(f"{written} of {len(line)} bytes written")
+    def _put(self, lines: bytes, records: int) -> bool:
+        """Write the lines of so many records, all or none. False: they find no room (`_why_not`)."""
+        if self.size_bytes + len(lines) > self._max_bytes:
+            self._why_not = "usage spool is full", "size"
+            return False
+        try:
+            self._roll_if_full(len(lines))
+            self._write(lines)
+        except OSError as exc:
+            self._why_not = "usage spool cannot be written", str(exc)
+            return False
+        segment = self._segments[-1]
+        segment.size_bytes += len(lines)
+        self._put_bytes += len(lines)
+        self.last_seq += records
+        segment.last_seq = self.last_seq
+        return True
 
-    def _drop(self, message: str, exc: OSError | None) -> bool:
-        self.dropped_records += 1
-        log.error(message, extra={"dropped": self.dropped_records, "reason": str(exc) if exc else "size"})
+    def _write(self, lines: bytes) -> None:
+        written = os.write(self._descriptor, lines)
+        if written != len(lines):  # a short write means a full disk: take the torn lines back
+            os.ftruncate(self._descriptor, self._segments[-1].size_bytes)
+            raise OSError(f"{written} of {len(lines)} bytes written")
+
+    def _drop(self, records: int) -> bool:
+        message, reason = self._why_not
+        self.dropped_records += records
+        log.error(message, extra={"dropped": self.dropped_records, "reason": reason})
         return False
 
     def _roll_if_full(self, coming_bytes: int) -> None:
         segment = self._segments[-1]
         if segment.size_bytes == 0 or segment.size_bytes + coming_bytes <= self._segment_bytes:
             return
-        self._segments.append(self._create(self.next_seq))
-        self._unsynced.append(self._descriptor)  # before the new one opens: a flush meanwhile sees both
-        self._open_last()
+        self._segments.append(self._begin_segment(self.last_seq + 1))
 
-    def _create(self, first_seq: int) -> _Segment:
+    def _begin_segment(self, first_seq: int) -> _Segment:
+        """Create the file of the next records and write there from now on. Raises OSError."""
         path = self._folder / f"{first_seq:020d}{_SUFFIX}"
-        path.touch(mode=0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._created += 1  # the next flush brings its name to the disk: here it would hold up requests
+        if self._descriptor >= 0:
+            self._unsynced.append(self._descriptor)  # before the new one: a flush meanwhile sees both
+        self._descriptor = descriptor
         return _Segment(path, first_seq, first_seq - 1, 0)
-
-    def _open_last(self) -> None:
-        self._descriptor = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
 
     # -- opening ------------------------------------------------------------------------------------
 
@@ -211,7 +243,7 @@ class UsageSpool:
         self._keep_aside(paths)
         self.spool_id = secrets.token_hex(8)
         write_whole(id_path, self.spool_id.encode() + b"\n")
-        return [self._create(1)]
+        return []
 
     def _keep_aside(self, paths: list[Path]) -> None:
         if not paths:

@@ -13,11 +13,11 @@ import fcntl
 import select
 import termios
 from collections.abc import Callable
-from typing import cast
 
 import httptools
 
 from admission.alarm import Alarm
+from admission.outbox import Outbox, Outgoing
 from fleet.readings import Reason
 
 #: Of a head, and of what comes in a row with no byte of the body in it: chunk extensions, trailers.
@@ -81,14 +81,14 @@ class Wire:
 
     __slots__ = (
         "_alarm", "_asked_at_s", "_bare", "_chunks", "_error", "_has_length", "_idle_s", "_is_held_back",
-        "_is_spoilt", "_loop", "_parser", "_peek", "_sink", "_transport", "_unread", "_waiter",
+        "_is_spoilt", "_loop", "_outbox", "_parser", "_peek", "_sink", "_transport", "_unread", "_waiter",
         "content_type", "due_s", "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status",
         "until_s",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, alarm: Alarm) -> None:
-        self._loop, self._alarm = loop, alarm
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, loop: asyncio.AbstractEventLoop, alarm: Alarm, outbox: Outbox) -> None:
+        self._loop, self._alarm, self._outbox = loop, alarm, outbox
+        self._transport: Outgoing | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: NodeFailed | None = lost("not connected")
         self.due_s = self._idle_s = 0.0  # the first: what is waited for must come by then
@@ -208,14 +208,13 @@ class Wire:
     def _is_all_said(self) -> bool:
         """Say whether both sides are done: an answer may come before its request was taken."""
         transport = self._transport
-        return not self._is_spoilt and transport is not None and not transport.get_write_buffer_size()
+        return not self._is_spoilt and transport is not None and transport.is_empty
 
     def cut(self) -> None:
         """Close at once: the node sees its client leave."""
         self.is_reusable = False
         self._error = self._error or lost("closed here")
-        if self._transport is not None:
-            self._transport.abort()
+        self._break_off()
 
     @property
     def is_open(self) -> bool:
@@ -231,7 +230,7 @@ class Wire:
             return False
         if self._peek is None:
             self._peek = select.poll()
-            self._peek.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+            self._peek.register(self._transport.inner.get_extra_info("socket").fileno(), select.POLLIN)
         return not self._peek.poll(0)
 
     async def _wait(self) -> None:
@@ -260,7 +259,11 @@ class Wire:
         self._error = self._error or error
         self.is_reusable = False
         self._wake()
+        self._break_off()
+
+    def _break_off(self) -> None:
         if self._transport is not None:
+            self._transport.drop()  # nobody waits for an answer to it
             self._transport.abort()
 
     def _wake(self) -> None:
@@ -270,11 +273,13 @@ class Wire:
     # -- called by the transport --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = self._outbox.of(transport)
         self._error = None
 
     def data_received(self, data: bytes) -> None:
-        if self.is_done:  # nothing was asked, or this follows an answer: what it belongs to is unknown
+        if self.is_done or (not self._bare and self._transport is not None and self._transport.holds):
+            # Nothing was asked, not yet, or this follows an answer: what it belongs to is unknown.
+            self.is_unread = not self.is_done
             self._fail(lost("bytes nobody asked for"))
             return
         self._bare += len(data)  # the body's first byte in it sets this to 0
@@ -306,8 +311,10 @@ class Wire:
         if exc is None and self.has_head and not self.is_done and not self._has_length:
             self.is_done = True  # an answer without a length lasts until the connection ends
         self.is_reusable = False
-        if self._error is None and not self._bare and not self.has_head and self._transport is not None:
-            self.is_unread = was_not_read(self._transport, exc, self._loop.time() - self._asked_at_s)
+        transport = self._transport
+        if self._error is None and not self._bare and not self.has_head and transport is not None:
+            since_s = self._loop.time() - self._asked_at_s
+            self.is_unread = transport.drop() or was_not_read(transport.inner, exc, since_s)
         self._error = self._error or lost(type(exc).__name__ if exc else "ended by the node")
         self._transport = None
         self._wake()

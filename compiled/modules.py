@@ -23,6 +23,7 @@ MODULES: tuple[str, ...] = (
     "admission.inbound",
     "admission.metrics",
     "admission.nodes",
+    "admission.outbox",
     "admission.passage",
     "admission.passthrough",
     "admission.proxy",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
-from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import orjson
 from admission.running_journal import FILE_NAME, RunningJournal, settle
 from admission.usage_spool import UsageSpool
 from fleet.clock import ManualClock
+from tests.disk_limits import files_of_at_most
 
 CLOCK = ManualClock(datetime(2026, 11, 1, tzinfo=UTC))
 DRAFT = {
@@ -130,17 +128,6 @@ def test_thousands_that_run_are_written_anew_only_when_as_many_ended(tmp_path: P
     assert settled(tmp_path) == 2_000
 
 
-@contextlib.contextmanager
-def files_of_at_most(size_bytes: int) -> Generator[None]:
-    """Have files grow to this size and no further, as on a full disk: the last write is cut short."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_costs_no_descriptor_and_what_it_refused_is_written_when_it_is_not_full(
     tmp_path: Path,
 ) -> None:
@@ -162,3 +149,39 @@ def test_a_full_disk_costs_no_descriptor_and_what_it_refused_is_written_when_it_
     spool.close()
     assert settled(tmp_path) == 3
     assert [request_id for request_id, _ in recorded(tmp_path)] == ["a", "b", "d"]
+
+
+def test_what_begins_is_held_and_no_end_stands_before_its_record(tmp_path: Path) -> None:
+    spool, journal = UsageSpool(tmp_path), RunningJournal(tmp_path)
+    spool.hold(lambda: None)
+    journal.hold(spool.write_held)
+    journal.begin("a", dict(DRAFT))
+    journal.begin("b", dict(DRAFT))
+    assert (tmp_path / FILE_NAME).read_bytes() == b""
+    journal.write_held()
+    assert (tmp_path / FILE_NAME).read_bytes().count(b"+") == 2
+    record(spool, "a")
+    journal.end("a", has_record=True)
+    assert recorded(tmp_path) == []
+    journal.begin("c", dict(DRAFT))
+    journal.write_held()  # the end of "a" goes with it, and the record before that
+    assert b"-a\n" in (tmp_path / FILE_NAME).read_bytes()
+    assert recorded(tmp_path) == [("a", "completed")]
+    assert settled(tmp_path) == 2
+
+
+def test_a_journal_written_anew_forgets_nobody_whose_record_is_held(tmp_path: Path) -> None:
+    spool, journal = UsageSpool(tmp_path), RunningJournal(tmp_path)
+    spool.hold(lambda: None)
+    journal.hold(spool.write_held)
+    rounds = 0
+    while not rounds or (tmp_path / FILE_NAME).stat().st_size > 1_000:  # until it was written anew
+        name = f"r{rounds}"
+        journal.begin(name, dict(DRAFT) | {"model": "m" * 1_000})
+        journal.write_held()
+        record(spool, name)
+        journal.end(name, has_record=True)
+        rounds += 1
+        assert rounds < 5_000
+    assert settled(tmp_path) == 0
+    assert len(UsageSpool(tmp_path).read(0, 10_000)) == rounds

@@ -11,6 +11,7 @@ from admission.usage_spool import UsageSpool
 from fleet.errors import InvalidInput
 from fleet.messages import UsageRecord
 from fleet.outcomes import Outcome, Tier
+from tests.disk_limits import files_of_at_most, no_more_files
 
 
 def record(seq: int) -> UsageRecord:
@@ -178,3 +179,64 @@ def test_records_survive_without_a_flush_when_only_the_process_dies(tmp_path: Pa
     spool = UsageSpool(tmp_path)
     fill(spool, 4)  # neither flushed nor closed: the object is left behind as by kill -9
     assert numbers(UsageSpool(tmp_path)) == [1, 2, 3, 4]
+
+
+def test_held_records_have_their_numbers_and_are_written_together(tmp_path: Path) -> None:
+    spool = UsageSpool(tmp_path, segment_bytes=2_000)
+    asked: list[None] = []
+    spool.hold(lambda: asked.append(None))
+    fill(spool, 30)
+    assert (spool.next_seq, spool.last_seq) == (31, 0)
+    spool.flush()  # on its own thread it may come at any time: it tells of nothing that is not written
+    assert (spool.synced_seq, numbers(spool)) == (0, [])
+    spool.write_held()
+    assert len(asked) == 1
+    assert numbers(UsageSpool(tmp_path)) == list(range(1, 31))  # as after a kill
+    fill(spool, 30)
+    spool.close()
+    assert numbers(UsageSpool(tmp_path)) == list(range(1, 61))
+
+
+def test_a_spool_with_little_room_takes_the_oldest_of_what_is_held_and_leaves_no_hole(
+    tmp_path: Path,
+) -> None:
+    spool = UsageSpool(tmp_path, max_bytes=6_000)
+    spool.hold(lambda: None)
+    fill(spool, 50)
+    spool.write_held()
+    kept = spool.last_seq
+    assert 10 <= kept < 50
+    assert spool.dropped_records == 50 - kept
+    assert spool.next_seq == kept + 1
+    again = UsageSpool(tmp_path)
+    assert numbers(again) == list(range(1, kept + 1))
+
+
+def test_a_disk_that_fills_up_costs_the_newest_of_what_is_held_only(tmp_path: Path) -> None:
+    spool = UsageSpool(tmp_path)
+    fill(spool, 5)
+    spool.hold(lambda: None)
+    line_bytes = spool.size_bytes // 5
+    fill(spool, 20)
+    with files_of_at_most(spool.size_bytes + 7 * line_bytes):
+        spool.write_held()
+    assert spool.dropped_records == 20 - (spool.last_seq - 5)
+    assert 5 + 5 <= spool.last_seq <= 5 + 7
+    fill(spool, 2)
+    spool.write_held()
+    assert numbers(UsageSpool(tmp_path)) == list(range(1, spool.last_seq + 1))
+
+
+def test_a_segment_that_cannot_be_begun_costs_its_records_and_no_more(tmp_path: Path) -> None:
+    spool = UsageSpool(tmp_path, segment_bytes=2_000)
+    while spool.size_bytes < 1_700:
+        fill(spool, 1)
+    before = spool.last_seq
+    with no_more_files():
+        while spool.append(record(spool.next_seq)):
+            pass
+    assert spool.dropped_records == 1
+    fill(spool, 10)
+    spool.close()
+    assert spool.last_seq >= before + 10
+    assert numbers(UsageSpool(tmp_path)) == list(range(1, spool.last_seq + 1))
