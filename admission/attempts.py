@@ -46,6 +46,7 @@ class Attempts:
         while True:
             passage.decided(decision)
             if not isinstance(decision, Dispatch):
+                self._link.unanswered(passage)
                 passage.finish(decision.outcome)
                 return refusal_answer(decision)
             if decision.node in had:  # no other has room
@@ -145,6 +146,7 @@ class Attempts:
     def _failed(self, passage: Passage, exc: NodeFailed) -> Answer:
         if exc.reason is not Reason.REFUSED and not isinstance(exc, PrefillFailed):
             passage.reached()
+        self._link.unanswered(passage)
         outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR
         passage.entry.failed(str(exc))
         passage.finish(outcome)

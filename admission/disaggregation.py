@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import orjson
 
+from admission.blame import Blame
 from admission.calls import ENDPOINTS, Call
 from admission.nodes import NodeBook
 from admission.passage import Passage
@@ -45,13 +46,23 @@ class PrefillFailed(NodeFailed):
     """No prefill node computed the prompt; it says how the last one failed."""
 
 
+class _Misled(NodeFailed):
+    """The answer is about us, not about the client's request."""
+
+
 class Prefills:
     """Runs the prefill phases of one gateway."""
 
     def __init__(
-        self, state: GatewayState, nodes: NodeBook, upstream: Upstream, may_retry: Callable[[], bool]
+        self,
+        state: GatewayState,
+        nodes: NodeBook,
+        upstream: Upstream,
+        may_retry: Callable[[], bool],
+        blame: Blame,
     ) -> None:
         """`may_retry` takes one from the retry budget that all requests share."""
+        self._blame = blame
         self._state = state
         self._nodes = nodes
         self._upstream = upstream
@@ -90,7 +101,7 @@ class Prefills:
                 if exc.reason is not Reason.REFUSED:
                     passage.prefilled()
                 if phase.node is not None:
-                    self._nodes.request_failed(phase.node)
+                    self._note_failure(passage, phase.node, exc)
                     avoid = (*avoid, phase.node)
                 is_last = exc.is_timeout or attempt == self._state.settings.retries
                 if is_last or not self._may_retry():
@@ -104,6 +115,13 @@ class Prefills:
                 phases.end(phase)
                 self._start()
         return None
+
+    def _note_failure(self, passage: Passage, node: str, exc: NodeFailed) -> None:
+        """Count it against the node, or doubt it where the body may be at fault."""
+        if exc.is_timeout or exc.reason is Reason.REFUSED or isinstance(exc, _Misled):
+            self._nodes.request_failed(node)
+        else:
+            self._blame.suspect(passage, node)
 
     async def _room(self, phase: Phase, lease: Lease) -> Refused | None:
         """Wait for room on a prefill node, as long as the request's tier may wait in all."""
@@ -155,6 +173,11 @@ class Prefills:
             raise
         passage.prefilled()
         self._nodes.request_worked(target.name)
+        if passage.suspects:
+            if answer is None:
+                self._blame.refused(passage, target.name)
+            else:
+                self._blame.answered(passage)
         return None if answer is None else transfer_in(answer)
 
     async def _ask(self, target: NodeTarget, body: bytes, passage: Passage) -> bytes | None:
@@ -170,8 +193,11 @@ class Prefills:
             raise NodeFailed(Reason.TIMEOUT, f"no prefill in {settings.total_timeout_s:g} s") from exc
         finally:
             exchange.close()
-        if exchange.status >= 500 or 300 <= exchange.status < 400 or exchange.status in (401, 403, 407):
-            raise NodeFailed(Reason.HTTP_ERROR, f"it answered {exchange.status} to a prefill")
+        said = f"it answered {exchange.status} to a prefill"
+        if 300 <= exchange.status < 400 or exchange.status in (401, 403, 407):
+            raise _Misled(Reason.HTTP_ERROR, said)
+        if exchange.status >= 500:
+            raise NodeFailed(Reason.HTTP_ERROR, said)
         return answer if exchange.status < 400 else None
 
 

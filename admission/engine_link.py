@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from admission.blame import Blame
 from admission.disaggregation import Prefills
 from admission.nodes import NodeBook
 from admission.passage import Passage
@@ -32,7 +33,8 @@ class EngineLink:
         self._nodes = nodes
         self._upstream = upstream
         self._retry_allowance = _RETRY_BURST
-        self.prefills = Prefills(state, nodes, upstream, self.may_retry)
+        self.blame = Blame(nodes)
+        self.prefills = Prefills(state, nodes, upstream, self.may_retry, self.blame)
         upstream.may_renew = self.may_renew
 
     async def open(self, passage: Passage, dispatch: Dispatch) -> Exchange:
@@ -51,7 +53,7 @@ class EngineLink:
                 passage.trace_lines(dispatch.node),
             )
         except NodeFailed as exc:
-            self.failed(dispatch.node, passage if exc.is_timeout else None)
+            self.failed(passage, dispatch.node, exc)
             raise
         except asyncio.CancelledError:  # on its way already: it counts as received
             passage.reached()
@@ -59,7 +61,7 @@ class EngineLink:
         passage.reached()
         if exchange.status >= 300 and (wrong := _misled(exchange.status)):
             exchange.close()
-            self.failed(dispatch.node)
+            self._nodes.request_failed(dispatch.node)
             raise NodeFailed(Reason.HTTP_ERROR, wrong)
         return exchange
 
@@ -92,18 +94,41 @@ class EngineLink:
         self._retry_allowance -= 1.0
         return True
 
-    def failed(self, node: str, passage: Passage | None = None) -> None:
-        """Note that a node failed an exchange; with `passage`: perhaps for want of a prompt's KV cache."""
-        self._nodes.request_failed(node, None if passage is None else passage.prefill_node)
+    def failed(self, passage: Passage, node: str, exc: NodeFailed) -> None:
+        """Note that a node failed an exchange: perhaps for want of a prompt's KV cache, or by the body."""
+        is_said = exc.reason in (Reason.HTTP_ERROR, Reason.TIMEOUT)  # by a node that lives
+        fetched_from = passage.prefill_node if is_said else None
+        if exc.is_timeout or exc.reason is Reason.REFUSED:
+            self._nodes.request_failed(node, fetched_from)
+        else:
+            self.blame.suspect(passage, node, fetched_from)
+
+    def unanswered(self, passage: Passage) -> None:
+        """Note that it ends without an answer: what nodes failed it for is judged now."""
+        if passage.suspects:
+            self.blame.ended(passage)
 
     def judged(self, passage: Passage, outcome: Outcome) -> None:
         """Note how an exchange ended as far as the node is concerned."""
         if passage.lease is None:
             return
+        node = passage.lease.node
         if outcome in _WORKED:
-            self._nodes.request_worked(passage.lease.node, passage.seconds_per_token())
+            self._nodes.request_worked(node, passage.seconds_per_token())
+            if passage.suspects:
+                self._acquit(passage, outcome)
+        elif outcome is Outcome.UPSTREAM_TIMEOUT:
+            self._nodes.request_failed(node, passage.prefill_node)
         else:
-            self.failed(passage.lease.node, passage)
+            self.blame.suspect(passage, node, passage.prefill_node)
+            self.blame.ended(passage)
+
+    def _acquit(self, passage: Passage, outcome: Outcome) -> None:
+        """Decide between a request and those that failed it: answered, they are at fault."""
+        if outcome is Outcome.COMPLETED:
+            self.blame.answered(passage)
+        elif passage.lease is not None:
+            self.blame.refused(passage, passage.lease.node)
 
     def extend(self, passage: Passage) -> None:
         """Book more output for a stream that outgrew its reservation."""

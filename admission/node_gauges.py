@@ -26,6 +26,13 @@ def node_families(outliers: Outliers, now_s: float) -> Iterator[Family]:
         "counter",
     )
     yield Family(
+        _PREFIX + "node_failures_excused_total",
+        "Requests a node failed by no fault of its own: other nodes fail or refuse the same.",
+        ("node",),
+        {(name,): outliers.excused[name] for name, _ in records},
+        "counter",
+    )
+    yield Family(
         _PREFIX + "node_ejections_total",
         "Times a node was taken out, by reason.",
         ("node", "because"),

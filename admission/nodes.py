@@ -183,6 +183,10 @@ class NodeBook:
         self._doubts.add(doubt)
         doubt.add_done_callback(self._doubts.discard)
 
+    def has_answered_lately(self, name: str) -> bool:
+        """Say whether a node answered a request within the last interval of the ejection's rules."""
+        return self.outliers.has_answered_lately(name, self.clock.monotonic_s())
+
     async def _blame(self, suspect: Standing, name: str) -> None:
         try:
             is_gone = self._is_closed(suspect.target.name) or not await self._is_well(suspect)

@@ -75,6 +75,7 @@ class Passage:
         self._answering_since_s = self._arrived_s
         self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
         self.prefill_node: str | None = None  # which said it
+        self.suspects: tuple[tuple[str, str | None], ...] = ()  # nodes that failed it (`admission.blame`)
         self.trace: SpanSink | None = None
         self.passed_on = b""  # header lines of the client's trace
         self.is_finished = False

@@ -203,8 +203,7 @@ class Proxy:
                 await self._relay_stream(passage, request, exchange)
         except NodeFailed as exc:
             if not isinstance(exc, Overdue):
-                is_said = exc.reason in (Reason.HTTP_ERROR, Reason.TIMEOUT)  # by a node that lives
-                self._link.failed(dispatch.node, passage if is_said else None)
+                self._link.failed(passage, dispatch.node, exc)
             raise
         finally:
             exchange.close()
@@ -240,6 +239,8 @@ class Proxy:
             was_done = reader.is_done
             passed = reader.feed(chunk)
             passage.events, passage.usage = reader.events, reader.usage
+            if passage.suspects and reader.events and not reader.has_error:
+                self._link.blame.answered(passage)
             self._link.extend(passage)
             if reader.is_done and not was_done:
                 request.disarm()  # all is said: who leaves now had the answer

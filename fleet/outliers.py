@@ -33,6 +33,7 @@ class Record:
     failures_in_row: int = 0
     worked: int = 0  # in this interval
     failed: int = 0
+    answered_s: float = float("-inf")  # when it last answered a request
     out_since_s: float = float("-inf")
     out_until_s: float = float("-inf")
     because: Because | None = None  # why it was taken out last
@@ -62,6 +63,7 @@ class Outliers:
         self._due_s: float | None = None
         self.ejections: Counter[tuple[str, str]] = Counter()  # by node and `Because`
         self.failures: Counter[str] = Counter()  # by node
+        self.excused: Counter[str] = Counter()  # by node: failures that are the body's fault
         self.withheld = 0  # not taken out because too many were out
         self.panics: Counter[str] = Counter()  # by node: tried before its time
 
@@ -104,6 +106,7 @@ class Outliers:
         """Drop a node: it left, or another process stands at its place."""
         self._records.pop(name, None)
         self.failures.pop(name, None)
+        self.excused.pop(name, None)
         self.panics.pop(name, None)
         for key in [key for key in self.ejections if key[0] == name]:
             del self.ejections[key]
@@ -145,6 +148,7 @@ class Outliers:
         if record is None:
             return []
         record.failures_in_row = 0
+        record.answered_s = now_s
         record.worked += 1
         if record.trials_left and now_s >= record.out_until_s:
             record.trials_left -= 1
@@ -153,6 +157,15 @@ class Outliers:
             weight = max(_PACE_WEIGHT, 1 / record.answers)
             record.pace_s += weight * (seconds_per_token - record.pace_s)
         return self._judge(now_s)
+
+    def has_answered_lately(self, name: str, now_s: float) -> bool:
+        """Say whether a node answered a request within the last interval."""
+        record = self._records.get(name)
+        return record is not None and now_s - record.answered_s <= self._rules.interval_s
+
+    def excuse(self, names: Iterable[str]) -> None:
+        """Note that nodes failed a request by no fault of theirs."""
+        self.excused.update(name for name in names if name in self._records)
 
     def failed(self, name: str, now_s: float) -> list[str]:
         """Count a failure. Return who is taken out by it."""

@@ -55,6 +55,7 @@ class FakeEngine:
     kv_blocks: int = 4_000  # of 16 tokens
     served: list[Served] = field(default_factory=list)
     is_healthy: bool = True
+    is_broken: bool = False  # it answers 500 to every request, whatever it says
     freezes_metrics: bool = False
     hides_kv: bool = False
     port: int = 0
@@ -159,6 +160,9 @@ class FakeEngine:
         body = json.loads(await request.read())
         served = Served(request.headers.get("X-Request-Id", ""), body, dict(request.headers))
         self.served.append(served)
+        if self.is_broken:
+            served.ending = "refused"
+            raise web.HTTPInternalServerError(text='{"error":"boom"}')
         return served
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
