@@ -207,7 +207,8 @@ class GateMachine(RuleBasedStateMachine):
         self._take_back(decision)
         match decision:
             case Dispatch(node=_, lease=lease):
-                self._count_passing(parked, lease)
+                # Who was next and started within the same call may have started before it.
+                self._count_passing([one for one in parked if one.is_waiting], lease)
                 self._open(lease)
             case Queued(ticket=ticket):
                 self.waiting[ticket.ticket_id] = ticket
