@@ -9,6 +9,7 @@ ejected at once because of a fault in front of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ HEALTH_EVERY_POLLS = 4
 POLL_COST_S = 0.002  # of event loop that may pass for one node's poll, twice what it takes
 SLOWEST_POLL_S = 2.0  # its answer is in before the gate calls the node stale, one lost poll included
 STOOD_STILL_S = 3.0  # without a poll begun: this process was stopped, its nodes were not
+LATE_S = 1.0  # beyond the end of all its deadlines a poll failed because this process stood still
 FAILED_POLLS = 2  # silent polls before a node is closed; a refused connection closes it at once
 
 
@@ -50,6 +52,7 @@ class Standing:
         default_factory=dict[tuple[str, str | None], Pulses]
     )
     closed_because: str = "not polled yet"  # "" while it is open
+    judged_s: float = float("-inf")  # when the newest poll began that said whether it is
     # Of the target, as every request asks for it:
     urls: dict[str, str] = field(default_factory=dict[str, str])  # by endpoint
     honours_priority: bool = False
@@ -80,6 +83,7 @@ class NodeBook:
     _looked_s: float = float("inf")  # when the newest poll began
     _woke_s: float = float("-inf")  # when the first one after a standstill began
     _heard_s: float = float("-inf")  # when a node was found open
+    _news: asyncio.Event = field(default_factory=asyncio.Event)  # set and replaced as each poll ends
     _doubts: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
     def __post_init__(self) -> None:
@@ -111,23 +115,34 @@ class NodeBook:
             self._polls[name] = poll
         now_s, rules = self.clock.monotonic_s(), assignment.policy.routing.ejection
         self.outliers.apply(rules, wanted, stand_ins(assignment), now_s=now_s)
+        self._tell()
 
     async def catch_up(self) -> bool:
-        """Say whether to ask the gate again, as this process stood still and a node was heard of since.
+        """Say whether to ask the gate again: a node was heard of of which it knew nothing, or too little.
 
-        What it knew is too old then, and not by the nodes' fault. Waits for news, one look at most.
+        After this process stood still what it knew is too old, and of nodes that are new it knows nothing;
+        neither is their fault. Waits until a node is open, or each was looked at and is not.
         """
-        if not self._standings:
-            return False
-        now_s, patience_s = self.clock.monotonic_s(), self.settings.poll_timeout_s
+        now_s, known_s = self.clock.monotonic_s(), self._heard_s
         woke_s = now_s if now_s - self._looked_s > STOOD_STILL_S else self._woke_s
-        known_s = self._heard_s
-        while now_s < woke_s + patience_s:
-            if self._heard_s > max(known_s, woke_s):
-                return True
-            await asyncio.sleep(0.01)
-            now_s = self.clock.monotonic_s()
-        return False
+        while self._heard_s <= max(known_s, woke_s):
+            if not any(self._is_awaited(one, woke_s) for one in self._standings.values()):
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LATE_S):  # should nobody look any more
+                    await self._news.wait()
+        return True
+
+    def _is_awaited(self, standing: Standing, woke_s: float) -> bool:
+        """Say whether no poll that began since `woke_s`, or ever, has said yet whether a node is open."""
+        if standing.target.draining or self._polls[standing.target.name].done():
+            return False
+        return standing.judged_s < woke_s or standing.judged_s == float("-inf")
+
+    def _tell(self) -> None:
+        """Wake who waits for news of nodes."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def close(self) -> None:
         """Stop polling."""
@@ -221,17 +236,27 @@ class NodeBook:
             self._woke_s = asked_at_s
         self._looked_s = asked_at_s
         try:
+            await self._look(standing, asked_at_s)
+        finally:
+            self._tell()
+
+    async def _look(self, standing: Standing, asked_at_s: float) -> None:
+        try:
             if asked_at_s >= standing.health_due_s:
                 standing.is_well = await self._is_well(standing)
                 standing.health_due_s = asked_at_s + HEALTH_EVERY_POLLS * self._interval_s
             engines = await self._engines(standing)
         except NodeFailed as exc:
-            standing.failed_polls += 1
             standing.health_due_s = 0.0
+            if self.clock.monotonic_s() - asked_at_s > 2 * self.settings.poll_timeout_s + LATE_S:
+                return  # both its deadlines passed unwatched
+            standing.failed_polls += 1
             if exc.reason is Reason.REFUSED or standing.failed_polls >= FAILED_POLLS:
+                standing.judged_s = asked_at_s
                 self._close(standing, exc.reason.value)
             return
         standing.failed_polls = 0
+        standing.judged_s = asked_at_s
         self._judge(standing, engines, asked_at_s)
 
     def _judge(self, standing: Standing, engines: tuple[EngineReading, ...], asked_at_s: float) -> None:

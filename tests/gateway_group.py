@@ -143,6 +143,7 @@ class Callers:
     def __init__(self, group: GatewayGroup, *, fresh: int = 2, kept: int = 2) -> None:
         self.is_over = threading.Event()
         self.seen: Counter[str] = Counter()
+        self.refusals: list[str] = []  # what answers said that are not 200
         self._lock = threading.Lock()
         kinds = [True] * fresh + [False] * kept
         self.threads = [threading.Thread(target=self._call, args=(group, is_fresh)) for is_fresh in kinds]
@@ -154,7 +155,10 @@ class Callers:
         with httpx.Client(transport=transport, trust_env=False, timeout=60) as client:
             while not self.is_over.is_set():
                 try:
-                    said = str(group.ask(client, chat("tokens=2 pause=0.005")).status_code)
+                    answer = group.ask(client, chat("tokens=2 pause=0.005"))
+                    said = str(answer.status_code)
+                    if answer.status_code != 200:
+                        self.refusals.append(answer.text)
                 except httpx.HTTPError as exc:
                     said = f"{'fresh' if is_fresh else 'kept'} {type(exc).__name__}: {exc}"
                 with self._lock:

@@ -57,6 +57,7 @@ class FakeEngine:
     is_healthy: bool = True
     is_broken: bool = False  # it answers 500 to every request, whatever it says
     freezes_metrics: bool = False
+    metrics_pauses_s: list[float] = field(default_factory=list)  # before its next answers to a poll
     hides_kv: bool = False
     port: int = 0
     polls: int = 0
@@ -128,6 +129,8 @@ class FakeEngine:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self.polls += 1
+        if self.metrics_pauses_s:
+            await asyncio.sleep(self.metrics_pauses_s.pop(0))
         if self.freezes_metrics:
             await asyncio.sleep(60)
         label = f'engine="0",model_name="{MODEL}"'
