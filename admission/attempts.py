@@ -16,7 +16,7 @@ from admission.passage import Passage
 from admission.recalls import Recalled
 from admission.state import GatewayState
 from admission.upstream import NodeFailed
-from fleet.offers import Dispatch, Evicted, Queued, Refused, Request
+from fleet.offers import Decision, Dispatch, Evicted, Queued, Refused, Request
 from fleet.outcomes import Outcome
 from fleet.readings import Reason
 
@@ -42,7 +42,10 @@ class Attempts:
         if (counts := self._state.prompt_counts) is not None:
             passage.counted(await counts.tokens(passage.call), counts.basis)
         room, tries_left = self._state.room, self._retries
-        decision: Dispatch | Refused | Evicted = await self._admit(passage, ())
+        decision: Dispatch | Refused | Evicted
+        asked = self._asked(passage, ())
+        first = room.at_once(asked)
+        decision = first if isinstance(first, Dispatch) else await self._admitted(asked, first)
         while True:
             passage.decided(decision)
             if not isinstance(decision, Dispatch):
@@ -74,14 +77,18 @@ class Attempts:
                 avoid.append(decision.node)
                 if reached:
                     had[decision.node] = exc
-                decision = await self._admit(passage, tuple(avoid))
+                asked = self._asked(passage, tuple(avoid))
+                decision = await self._admitted(asked, room.at_once(asked))
 
-    async def _admit(self, passage: Passage, avoid: tuple[str, ...]) -> Dispatch | Refused | Evicted:
+    def _asked(self, passage: Passage, avoid: tuple[str, ...]) -> Request:
         passage.waiting()
         asked = self._request(passage, avoid)
         passage.entry.prompt_tokens = asked.prompt_tokens
+        return asked
+
+    async def _admitted(self, asked: Request, first: Decision | None) -> Dispatch | Refused | Evicted:
+        """Return what becomes of it, where the gate said `first` at once (`WaitingRoom.at_once`)."""
         room = self._state.room
-        first = room.at_once(asked)
         decision: Dispatch | Refused | Evicted
         if first is None:
             decision = await room.admit(asked)

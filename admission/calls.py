@@ -7,11 +7,11 @@ body that we count one way and the engine another (doubled keys), and a priority
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Any, Final, cast
 
 import orjson
 
+from admission.ambiguity import check_nesting, has_any, has_doubled_key, is_flat
 from admission.responses_call import frame_tokens, responses_input
 from fleet.errors import InvalidInput
 
@@ -26,8 +26,6 @@ IMAGE_TOKENS: Final = 1_024  # booked for an image, whose bytes say nothing abou
 MAX_CHOICES: Final = 128
 _ONE_ANSWER: Final = ("embeddings", "responses")
 _PREFIX_CHARACTERS: Final = 2_048
-_LEVELS: Final = 240  # of nesting that every body may have
-_FEW: Final = 8  # brackets of a kind
 _FRAME_KEYS: Final = frozenset(
     {"role", "content"}
 )  # of a message; all else it says is prompt too (tool calls)
@@ -47,15 +45,7 @@ _OURS_KEYS: Final = frozenset({"priority", "request_id", "kv_transfer_params"})
 _REWRITTEN_KEYS: Final = _OURS_KEYS | {"stream_options"}
 _EXTRA_KEY: Final = "vllm_xargs"  # vLLM hands its members to the same place as `kv_transfer_params`
 _LOOKED_AT: Final = _PROMPT_KEYS | _REWRITTEN_KEYS | {_EXTRA_KEY}  # most bodies have none of them
-_COUNTED_KEYS = ("model", "max_tokens", "max_completion_tokens", "n", "best_of", "stream", "messages",
-                 "prompt", "input", "max_output_tokens", "instructions")  # fmt: skip
-_QUOTED_KEYS: Final = {key: f'"{key}"'.encode() for key in _COUNTED_KEYS}
-_counted_in: Final = re.compile(
-    b'"(?:' + "|".join(_COUNTED_KEYS).encode() + b')"'
-).findall  # all in one look
 _loads: Final = orjson.loads
-_BACKSLASH: Final = ord("\\")  # one byte is found ten times as fast as several
-_PLAIN_ESCAPED: Final = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")  # _ and a to z
 
 
 class Prompt:
@@ -149,7 +139,7 @@ class Call:
                     told["continuous_usage_stats"] = False
         document = self.document
         is_as_is = self.is_plain or (_REWRITTEN_KEYS.isdisjoint(document) and not self._names_transfer())
-        if is_as_is and not _has_doubled_key(document, self.raw):
+        if is_as_is and not has_doubled_key(document, self.raw):
             return _spliced(self.raw, added) if added else self.raw
         return orjson.dumps(self.engine_document() | added)
 
@@ -163,9 +153,9 @@ def parse_call(endpoint: str, raw: bytes) -> Call:
     if not isinstance(document, dict):
         raise InvalidInput("the body is not a JSON object", hint="Send a JSON object")
     body = cast("dict[str, Any]", document)
-    is_plain = not _has_any(body, _LOOKED_AT)
-    if not (is_plain and _is_flat(body)):
-        _check_nesting(body, raw)
+    is_plain = not has_any(body, _LOOKED_AT)
+    if not (is_plain and is_flat(body)):
+        check_nesting(body, raw)
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidInput("model is missing", field="model", hint="GET /v1/models lists them")
@@ -197,53 +187,8 @@ def unambiguous(body: dict[str, Any], raw: bytes) -> bytes:
 
     Raises InvalidInput for one that is nested too deep for that.
     """
-    _check_nesting(body, raw)
-    return orjson.dumps(body) if _has_doubled_key(body, raw) else raw
-
-
-def _check_nesting(body: dict[str, Any], raw: bytes) -> None:
-    """Raise InvalidInput for a body that is read and cannot be written again (orjson writes 254 levels)."""
-    if _opens_few(raw) or raw.count(b"[") + raw.count(b"{") <= _LEVELS:
-        return
-    try:
-        orjson.dumps([[[[body]]]])  # we put parts of it into others, a few levels down
-    except orjson.JSONEncodeError as exc:
-        raise InvalidInput(
-            f"the body is nested more than about {_LEVELS} levels deep", hint="Send flatter values"
-        ) from exc
-
-
-def _has_any(body: dict[str, Any], keys: frozenset[str]) -> bool:
-    return any(key in keys for key in body)  # compiled, a quarter of the time of `isdisjoint`
-
-
-def _is_flat(body: dict[str, Any]) -> bool:
-    """Say whether it holds plain values and, if any, messages of plain values: then nothing is nested."""
-    for key, value in body.items():
-        if isinstance(value, dict) or (isinstance(value, list) and key != "messages"):
-            return False
-    messages = body.get("messages")
-    if isinstance(messages, list):
-        for message in cast("list[object]", messages):
-            if isinstance(message, list):
-                return False
-            if isinstance(message, dict):
-                for said in cast("dict[str, Any]", message).values():
-                    if isinstance(said, (dict, list)):
-                        return False
-    return True
-
-
-def _opens_few(raw: bytes) -> bool:
-    """Say whether there are so few brackets that they need not be counted: half the time for most."""
-    for bracket in (b"[", b"{"):
-        found, at = 0, raw.find(bracket)
-        while at >= 0:
-            found += 1
-            if found > _FEW:
-                return False
-            at = raw.find(bracket, at + 1)
-    return True
+    check_nesting(body, raw)
+    return orjson.dumps(body) if has_doubled_key(body, raw) else raw
 
 
 def _prompt(body: dict[str, Any], endpoint: str, is_plain: bool) -> Prompt:
@@ -372,22 +317,6 @@ def _json_length(value: object) -> int:
 
 def _utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
-
-
-def _has_doubled_key(document: dict[str, Any], raw: bytes) -> bool:
-    """Say whether a key we count by may stand twice; readers disagree on which one holds.
-
-    Inside JSON strings quotes are escaped, so only real keys match (or a text equal to the key's name). A
-    key that was written with escapes may hide another: nobody else escapes plain letters.
-    """
-    if _BACKSLASH in raw and b"\\u00" in raw and _PLAIN_ESCAPED.search(raw) is not None:
-        return True
-    found = _counted_in(raw)
-    for key in document:
-        quoted = _QUOTED_KEYS.get(key)
-        if quoted is not None and found.count(quoted) != 1:
-            return True
-    return False
 
 
 def _spliced(raw: bytes, added: dict[str, Any]) -> bytes:

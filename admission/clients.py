@@ -26,14 +26,31 @@ SWEEP_S = 0.1
 MOST_TOLD = 256
 
 
+class Limits:
+    """What one connection may take, read once: a model of pydantic is slow to ask."""
+
+    __slots__ = (
+        "body_deadline_s", "body_idle_s", "header_bytes", "header_count", "header_deadline_s",
+        "keep_alive_s", "write_deadline_s",
+    )  # fmt: skip
+
+    def __init__(self, settings: Settings) -> None:
+        self.header_bytes, self.header_count = settings.header_bytes, settings.header_count
+        self.header_deadline_s = settings.header_deadline_s
+        self.body_idle_s, self.body_deadline_s = settings.body_idle_s, settings.body_deadline_s
+        self.write_deadline_s = settings.write_deadline_s
+        self.keep_alive_s = settings.keep_alive_s
+
+
 class Listener:
     """The client connections of one gateway process. `connection` makes one for a server's socket."""
 
     def __init__(
-        self, limits: Settings, clock: Clock, handler: Handler, outbox: Outbox | None = None
+        self, settings: Settings, clock: Clock, handler: Handler, outbox: Outbox | None = None
     ) -> None:
         """`outbox`: what the process sends by; None: one of its own."""
-        self.limits = limits
+        self.limits = Limits(settings)
+        self._most, self._most_of_one = settings.connections, settings.connections_per_address
         self.outbox = outbox or Outbox(asyncio.get_running_loop())
         self.handler = handler
         self.connections = set[Connection]()
@@ -52,10 +69,7 @@ class Listener:
     def took(self, connection: Connection, address: str) -> bool:
         """Count a connection; False: there are too many, it must go."""
         taken = len(self.connections) - len(self._refused)
-        is_taken = (
-            self.by_address[address] < self.limits.connections_per_address
-            and taken < self.limits.connections
-        )
+        is_taken = self.by_address[address] < self._most_of_one and taken < self._most
         self.connections.add(connection)
         if is_taken:
             self.by_address[address] += 1

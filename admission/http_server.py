@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 
 from admission import request_lines
 from admission.inbound import HeaderList, Inbound, Way
 from admission.outbox import Outgoing
-from admission.request_lines import BAD, Refusal, bears_body, is_coded, other_version, target_of
+from admission.request_lines import BAD, Refusal, bears_body, is_coded, lower_name, other_version, target_of
+from admission.worker import Worker
 
 if TYPE_CHECKING:
     from admission.clients import Listener
 
 #: A client that was answered before it had sent all gets so long to read that; then it is cut.
-LINGER_S = 2.0
-_NEVER = float("inf")
+LINGER_S: Final = 2.0
+_NEVER: Final = float("inf")
 
 
 class Connection(Way):
@@ -34,7 +35,7 @@ class Connection(Way):
         "_address", "_bare", "_begun", "_body_until_s", "_current", "_drain", "_has_begun", "_has_served",
         "_headers", "_is_body_held", "_is_deaf", "_is_held", "_is_offer", "_is_repeated", "_limits",
         "_listener", "_loop", "_now", "_parser", "_queue", "_read_due_s", "_reading", "_refusal",
-        "_transport", "_url", "_write_due_s", "due_s",
+        "_transport", "_url", "_worker", "_write_due_s", "due_s",
     )  # fmt: skip
 
     def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
@@ -48,6 +49,7 @@ class Connection(Way):
         self._reading: Inbound | None = None  # its body is coming
         self._current: Inbound | None = None  # its handler runs
         self._queue = deque[Inbound]()  # read, not handled yet
+        self._worker = Worker(self, listener, loop)
         self._drain: asyncio.Future[None] | None = None
         self._refusal: Refusal | None = None  # what is said last, after the answers that are due
         self._bare = 0  # bytes in a row that are not of a body
@@ -75,6 +77,7 @@ class Connection(Way):
         self._is_deaf = True
         self._transport = None
         self._listener.lost(self, self._address)
+        self._worker.end()
         self.resume_writing()
         left = [self._current, *self._queue]
         self._queue.clear()
@@ -178,7 +181,7 @@ class Connection(Way):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is None:  # behind a body they are trailers: nobody asked for those
-            self._headers.append((name.lower(), value))
+            self._headers.append((lower_name(name), value))
 
     def on_headers_complete(self) -> None:
         if self._refusal is not None or self._is_repeated:
@@ -194,7 +197,7 @@ class Connection(Way):
         if target is None:
             self._refusal = BAD
             return
-        request = Inbound(self, parser.get_method().decode("ascii"), *target, headers)
+        request = Inbound(self, parser.get_method().decode("ascii"), target[0], target[1], headers)
         is_kept = parser.should_keep_alive()
         # Only HTTP/1.1 is kept without a word about it.
         if (not is_kept or b"connection" in request.names) and parser.get_http_version() != "1.1":
@@ -234,8 +237,8 @@ class Connection(Way):
         """Begin what is next while nothing is being answered: a request, the last words, or to be idle."""
         if self._current is None and self._transport is not None:
             if self._queue:
-                request = self._current = self._queue.popleft()
-                request.task = self._loop.create_task(self._serve(request), name="request")
+                self._current = self._queue.popleft()
+                self._worker.begin(self._current)
             elif self._refusal is not None:
                 self.send(request_lines.refusal_bytes(self._refusal))
                 self._close(is_read_out=False)
@@ -246,18 +249,16 @@ class Connection(Way):
         if self._queue or self._is_held:
             self._steer()
 
-    async def _serve(self, request: Inbound) -> None:
-        told = request_lines.FAULT
-        try:
-            await self._listener.handler(request)
-        except asyncio.CancelledError:
-            told = request_lines.LEAVING  # the process ends and does not wait for the rest of its body
-            raise
-        finally:
-            if not request.has_ended and not request.has_left:
-                self._refusal, self._is_deaf = told, True
-                request.disarm()
-                self._abandon(request)
+    @property
+    def is_between(self) -> bool:
+        """Say whether it is open and no request is being handled."""
+        return self._current is None and self._transport is not None
+
+    def unanswered(self, request: Inbound, told: Refusal) -> None:
+        """End with a request that its handler left without an answer."""
+        self._refusal, self._is_deaf = told, True
+        request.disarm()
+        self._abandon(request)
 
     def answered(self, request: Inbound) -> None:
         """Go on after an answer: with what comes next, or not at all."""

@@ -22,9 +22,24 @@ FAULT: Refusal = (500, b"the gateway failed")
 HOSTS: Refusal = (400, b"a request of HTTP/1.1 has one Host header")
 CODED: Refusal = (501, b"no transfer coding but chunked is understood")
 VERSION: Refusal = (505, b"HTTP/1.1 and HTTP/1.0 are spoken here")
+#: Names of headers as they mostly come, and as they are looked for.
+_LOWER: Final = {
+    form: name.lower()
+    for name in (
+        b"Host", b"Authorization", b"Content-Type", b"Content-Length", b"Accept", b"Accept-Encoding",
+        b"Connection", b"User-Agent", b"Transfer-Encoding", b"Traceparent", b"X-Request-Id",
+    )
+    for form in (name, name.lower())
+}  # fmt: skip
 _FRAMING = (b"content-length", b"transfer-encoding")
 #: What nearly all ask for, read already.
 _PLAIN: Final = {path.encode(): (path, b"") for path in ENDPOINTS}
+
+
+def lower_name(name: bytes) -> bytes:
+    """Return a header's name in lower case."""
+    known = _LOWER.get(name)
+    return name.lower() if known is None else known
 
 
 def other_version(version: str, url: bytes, came: bytes) -> Refusal | None:

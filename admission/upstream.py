@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import cast
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from admission.alarm import Alarm
@@ -25,10 +25,10 @@ from fleet.readings import Reason
 
 __all__ = ["Exchange", "NodeFailed", "Overdue", "Page", "Upstream"]
 
-KEEP_ALIVE_S = 4.0
+KEEP_ALIVE_S: Final = 4.0
 #: Connections kept to one node while nobody uses them.
-MAX_KEPT = 256
-_MOST_URLS = 4096
+MAX_KEPT: Final = 256
+_MOST_URLS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class Exchange:
 
     @property
     def is_stream(self) -> bool:
-        return self.content_type.lower().startswith("text/event-stream")
+        said = self.content_type
+        return said != "application/json" and said.lower().startswith("text/event-stream")
 
     def ends_within(self, seconds: float) -> None:
         """Have it fail (Overdue) when it is not read to its end in that time from now on."""
@@ -134,6 +135,7 @@ class Upstream:
     def __init__(self, settings: Settings, outbox: Outbox | None = None) -> None:
         """`outbox`: what the process sends by; None: one of its own."""
         self._settings = settings
+        self._first_byte_s, self._idle_s = settings.first_byte_timeout_s, settings.idle_timeout_s
         self._given_outbox = outbox
         fixed = b"Accept-Encoding: identity\r\nUser-Agent: rhodeck-gateway\r\n"
         if settings.node_api_key is not None:
@@ -182,9 +184,9 @@ class Upstream:
         """
         known = self._posts.get(url)
         target, begin = self._post_to(url) if known is None else known
-        name, length = request_id.encode("ascii", "replace"), b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+        name, length = request_id.encode(), b"\r\nContent-Length: %d\r\n\r\n" % len(body)
         request = b"".join((begin, more, b"X-Request-Id: ", name, length, body))
-        return await self._ask(target, request, self._settings.first_byte_timeout_s)
+        return await self._ask(target, request, self._first_byte_s)
 
     def _post_to(self, url: str) -> tuple[Target, bytes]:
         target = target_of(url)
@@ -227,7 +229,7 @@ class Upstream:
             # The node closed while we sent, as every server closes what is idle: no fault, and once.
             kept, self.renewed = None, self.renewed + 1
             wire = await self._connect(target.place, until_s - self._loop.time())
-        return Exchange(self, target, wire, self._settings.idle_timeout_s)
+        return Exchange(self, target, wire, self._idle_s)
 
     def _renews(self, wire: Wire, request: bytes, exc: NodeFailed) -> bool:
         """Say whether a lost request goes again: the node cannot have read it, and the budget has a retry.
@@ -326,4 +328,4 @@ class _Closed(Wire):
         raise lost("closed here")
 
 
-_CLOSED = _Closed()
+_CLOSED: Final = _Closed()

@@ -41,7 +41,8 @@ class UsageForms:
 
 def sent_json(names: bytes, request_id: str, queued_s: float) -> bytes:
     """Return what is known for good once a request is sent, as an object that is still open."""
-    return b'%s"request_id":%s,"queued_s":%s,' % (names, _dumps(request_id), _dumps(queued_s))
+    # The id is ours: nothing in it needs to be escaped.
+    return b'%s"request_id":"%s","queued_s":%s,' % (names, request_id.encode(), _dumps(queued_s))
 
 
 def draft_json(sent: bytes, prompt_tokens: int, reserved_tokens: int) -> bytes:

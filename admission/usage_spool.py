@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import zlib
+from binascii import hexlify
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,8 @@ class UsageSpool:
         """Write a record that is JSON already, as `append` does: a tenth of the time of a model's."""
         if seq != self.next_seq:
             raise InvalidInput(f"usage record {seq} does not follow {self.next_seq - 1}")
-        line = b"%08x %s\n" % (zlib.crc32(body), body)
+        check = hexlify(zlib.crc32(body).to_bytes(4, "big"))  # as `%08x`, which takes longer
+        line = b"%s %s\n" % (check, body)
         if self._soon is None:
             return self._put(line, 1) or self._drop(1)
         if not self._held:

@@ -13,19 +13,22 @@ import fcntl
 import select
 import termios
 from collections.abc import Callable
+from typing import Final
 
 import httptools
 
 from admission.alarm import Alarm
 from admission.outbox import Outbox, Outgoing
+from admission.request_lines import lower_name
 from fleet.readings import Reason
 
 #: Of a head, and of what comes in a row with no byte of the body in it: chunk extensions, trailers.
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES: Final = 64 * 1024
 #: More than this unread, and the node is held back until half is taken.
-MAX_UNREAD_BYTES = 256 * 1024
+MAX_UNREAD_BYTES: Final = 256 * 1024
 #: A reset that comes later after a request was sent does not say that it was not read.
-RESET_WITHIN_S = 2.0
+RESET_WITHIN_S: Final = 2.0
+_NEVER: Final = float("inf")
 
 
 class NodeFailed(Exception):
@@ -93,7 +96,7 @@ class Wire:
         self._error: NodeFailed | None = lost("not connected")
         self.due_s = self._idle_s = 0.0  # the first: what is waited for must come by then
         self.left_at_s = self._asked_at_s = 0.0
-        self.until_s = float("inf")  # the exchange ends by then, whatever comes
+        self.until_s = _NEVER  # the exchange ends by then, whatever comes
         self.is_reusable = False
         self.is_unread = False  # the node ended it without having read what was sent last
         self._peek: select.poll | None = None
@@ -116,7 +119,7 @@ class Wire:
             raise self._error or lost("not connected")
         self._begin()
         self.is_reusable = False
-        self.until_s = float("inf")
+        self.until_s = _NEVER
         self._transport.write(request)
 
     async def head(self, within_s: float) -> None:
@@ -328,7 +331,7 @@ class Wire:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_spoilt:
             return
-        lowered = name.lower()
+        lowered = lower_name(name)
         if lowered == b"content-type":
             self.content_type = value.decode("latin-1")
         elif lowered in (b"content-length", b"transfer-encoding"):

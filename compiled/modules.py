@@ -8,6 +8,7 @@ it runs: the same file is what plain Python runs, so a module is added or taken 
 
 MODULES: tuple[str, ...] = (
     "admission.alarm",
+    "admission.ambiguity",
     "admission.answers",
     "admission.app",
     "admission.attempts",
@@ -40,6 +41,7 @@ MODULES: tuple[str, ...] = (
     "admission.usage_spool",
     "admission.waiting",
     "admission.wire",
+    "admission.worker",
     "fleet.accounts",
     "fleet.backlog",
     "fleet.bucket",

@@ -57,6 +57,18 @@ def test_doubled_keys_reach_the_engine_as_they_were_counted() -> None:
     assert json.loads(call.body(priority=None))["max_tokens"] == 5
 
 
+@pytest.mark.parametrize("turns", [1, 100])  # few quotes and many are looked through in different ways
+def test_a_key_that_stands_once_leaves_the_body_as_it_is_and_one_doubled_does_not(turns: int) -> None:
+    said = b",".join([b'{"role":"user","content":"say \\"n\\""}'] * turns)
+    once = b'{"model":"m","max_tokens":5,"messages":[%s]}' % said
+    assert parse_call("chat", once).body(None) == once
+    for doubled in (b'"model":"x",', b'"max_tokens":100000,', b'"messages":[],'):
+        sent = parse_call("chat", once.replace(b"{", b"{" + doubled, 1)).body(None)
+        assert json.loads(sent) == json.loads(once)
+        assert b"100000" not in sent
+        assert sent.count(b'"model"') == sent.count(b'"messages"') == 1
+
+
 @pytest.mark.parametrize("hidden", [b"max_tok\\u0065ns", b"\\u006dax_tokens", b"max\\u005Ftokens"])
 def test_a_key_doubled_by_an_escaped_one_is_no_other(hidden: bytes) -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"%s":100000,"max_tokens":5}' % hidden
