@@ -1,4 +1,4 @@
-"""nginx and HAProxy with the files of docs/deploy, in front of gateways of a test.
+"""nginx, HAProxy and Envoy with the files of docs/deploy, in front of gateways of a test.
 
 A file is used as it stands; only addresses, the certificate and where logs go are replaced, and each of
 those must be in it. The proxy listens on a Unix socket, with TLS. Times are seconds.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -49,6 +50,12 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return cert, key
 
 
+def envoy() -> Path | None:
+    """Return an Envoy: of the PATH, or as the benchmarks bring it. None: no package of Debian's has one."""
+    found = shutil.which("envoy") or peers.cache_folder() / "envoy" / "envoy" / "_bin" / "envoy"
+    return Path(found) if os.access(found, os.X_OK) else None
+
+
 class DeployedProxy:
     """One proxy with its file of docs/deploy."""
 
@@ -57,7 +64,8 @@ class DeployedProxy:
         folder.mkdir(parents=True)
         self.socket = folder / "door"
         self.cert, key = certificate(folder)
-        addresses = dict(zip(GATEWAYS, (urlsplit(url).netloc for url in gateway_urls), strict=True))
+        where = [urlsplit(url).netloc for url in gateway_urls]
+        addresses = dict(zip(GATEWAYS, where, strict=True))
         if name == "nginx":
             self.file = folder / "nginx.conf"
             as_root = "" if os.getuid() else "\nuser root;"  # pages of a test are nobody else's
@@ -74,6 +82,22 @@ class DeployedProxy:
             }
             flags = ["-e", f"{folder}/error.log", "-p", str(folder), "-c", str(self.file)]
             self.checking, self.running_flags = [*flags, "-t"], flags
+        elif name == "envoy":
+            self.file = folder / "envoy.yaml"
+            words = "socket_address: {{address: {}, port_value: {}}}"
+            addresses = {
+                words.format(*old.split(":")): words.format(*new.split(":"))
+                for old, new in addresses.items()
+            }
+            changes = {
+                words.format("0.0.0.0", 443): f"pipe: {{path: {self.socket}}}",
+                words.format("127.0.0.1", 9901): words.format("127.0.0.1", 0),
+                "/etc/rhodeck/tls.crt": str(self.cert),
+                "/etc/rhodeck/tls.key": str(key),
+            }
+            flags = ["-c", str(self.file), "--log-level", "warning"]
+            running = ["--concurrency", "1", "--disable-hot-restart"]
+            self.checking, self.running_flags = [*flags, "--mode", "validate"], [*flags, *running]
         else:
             self.file = folder / "haproxy.cfg"
             both = folder / "tls.pem"
@@ -86,10 +110,15 @@ class DeployedProxy:
             self.checking, self.running_flags = [*flags, "-c"], ["-db", *flags]
         self.file.write_text(replaced(self.file.name, changes | addresses))
 
+    @property
+    def program(self) -> str:
+        """Return the path of what runs it."""
+        return str(envoy() if self.name == "envoy" else peers.program(self.name))
+
     def check(self) -> subprocess.CompletedProcess[str]:
         """Let the program itself read the file."""
         return subprocess.run(
-            [str(peers.program(self.name)), *self.checking],
+            [self.program, *self.checking],
             env=peers.environment(),
             capture_output=True,
             text=True,
@@ -100,7 +129,7 @@ class DeployedProxy:
     @contextlib.contextmanager
     def running(self) -> Generator[DeployedProxy]:
         """Run it until the block ends; wait until a request comes through."""
-        command = [str(peers.program(self.name)), *self.running_flags]
+        command = [self.program, *self.running_flags]
         with (self.folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, env=peers.environment(), stdout=log, stderr=log, cwd=self.folder
@@ -126,6 +155,13 @@ class DeployedProxy:
                 return False
         with self.client() as client:
             return client.get("/readyz").status_code == 200
+
+    def connection(self) -> ssl.SSLSocket:
+        """Return a connection of its own, for what an HTTP client would not do."""
+        context = ssl.create_default_context(cafile=str(self.cert))
+        plain = socket.socket(socket.AF_UNIX)
+        plain.connect(str(self.socket))
+        return context.wrap_socket(plain, server_hostname="llm.example.org")
 
     def client(self, tenant: str = "acme") -> httpx.Client:
         """Return a client with the tenant's key that knows the certificate."""

@@ -1,11 +1,9 @@
-"""The files of docs/deploy do what docs/deploy.md says: nginx and HAProxy run, the rest is read."""
+"""The files of docs/deploy do what docs/deploy.md says: proxies run (Envoy where it is), the rest is read."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import subprocess
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -17,12 +15,14 @@ import yaml
 
 from admission.settings import Settings
 from fleet.policy import TierPolicy
-from tests.deployed_proxy import DEPLOY, DeployedProxy, certificate, replaced
-from tests.gateway_process import FakeEngine, GatewayProcess, assignment, chat, eventually
+from tests.deployed_proxy import DEPLOY, DeployedProxy, envoy
+from tests.gateway_process import KEYS, FakeEngine, GatewayProcess, assignment, chat, eventually
 
 pytestmark = pytest.mark.slow
 
 NAMES = ["gw-1", "gw-2"]
+#: What each proxy says when a gateway is gone that had the request.
+CUT = {"nginx": 502, "haproxy": 502, "envoy": 503}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def gateways(tmp_path: Path, engine: FakeEngine) -> Generator[list[GatewayProces
         yield made
 
 
-@pytest.fixture(params=["nginx", "haproxy"])
+@pytest.fixture(params=["nginx", "haproxy", *(["envoy"] if envoy() else [])])
 def proxy(
     request: pytest.FixtureRequest, tmp_path: Path, gateways: list[GatewayProcess]
 ) -> Generator[DeployedProxy]:
@@ -52,6 +52,14 @@ def proxy(
     assert "warn" not in said.stderr.lower(), said.stderr
     with made.running():
         yield made
+
+
+def raw(body: dict[str, Any]) -> bytes:
+    """Return a request as it is on the wire."""
+    payload = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: llm.example.org\r\n"
+    head += f"Authorization: Bearer {KEYS['acme']}\r\nContent-Length: {len(payload)}\r\n\r\n"
+    return head.encode() + payload
 
 
 def test_a_proxy_passes_streams_refusals_and_ends_as_the_gateway_makes_them(
@@ -70,6 +78,13 @@ def test_a_proxy_passes_streams_refusals_and_ends_as_the_gateway_makes_them(
         # A client that leaves frees the engine: the proxy passes that on, too.
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             next(answer.iter_lines())
+        eventually(lambda: engine.served[-1].ending == "aborted")
+        # So does one that leaves while nothing has come yet.
+        engine.served.clear()
+        leaving = proxy.connection()
+        leaving.sendall(raw(chat("tokens=1 pause=600", stream=True)))
+        eventually(lambda: engine.served)
+        leaving.close()
         eventually(lambda: engine.served[-1].ending == "aborted")
         # A refusal is passed on once and whole; the other gateway is not asked as well.
         with proxy.client("globex") as other:
@@ -102,7 +117,7 @@ def test_a_request_is_sent_once_though_its_gateway_dies_and_the_next_ones_go_to_
     busy = next(one for one in gateways if one.status()["in_flight_requests"] == 1)
     busy.kill()
     asking.join(60)
-    assert codes == [502]  # known at once, and nothing was done twice
+    assert codes == [CUT[proxy.name]]  # known at once, and nothing was done twice
     assert len(engine.served) == 1
     with proxy.client() as client:
         assert {client.post("/v1/chat/completions", json=chat()).status_code for _ in range(20)} == {200}
@@ -137,23 +152,17 @@ def test_proxies_wait_longer_than_gateways_and_close_idle_connections_before_the
     assert Settings.model_fields["keep_alive_s"].default > 20
 
 
-def test_envoy_reads_its_file_and_never_sends_a_request_twice(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    changes = {"/etc/rhodeck/tls.crt": str(cert), "/etc/rhodeck/tls.key": str(key)}
-    made = tmp_path / "envoy.yaml"
-    made.write_text(replaced("envoy.yaml", changes))
-    document = yaml.safe_load(made.read_text())
+def test_envoy_sends_no_request_twice_and_lets_only_clients_paths_in() -> None:
+    document = yaml.safe_load((DEPLOY / "envoy.yaml").read_text())
     (listener,) = document["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     (routes,) = (host["routes"] for host in manager["route_config"]["virtual_hosts"])
     assert [route["match"] for route in routes] == [{"prefix": "/v1/"}, {"path": "/readyz"}]
     assert routes[0]["route"]["timeout"] == "0s"
-    assert routes[0]["route"]["retry_policy"]["retry_on"] == "connect-failure"
-    envoy = shutil.which("envoy")
-    if envoy is not None:  # where it is installed it has the last word
-        command = [envoy, "--mode", "validate", "-c", str(made)]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert said.returncode == 0, said.stderr
+    policy = routes[0]["route"]["retry_policy"]
+    assert policy["retry_on"] == "connect-failure"
+    # Of two hosts one that is gone has the fewest requests: it is drawn in 3 of 4 draws, each time anew.
+    assert 0.75 ** policy["host_selection_retry_max_attempts"] < 0.001
 
 
 def test_every_selector_service_and_secret_of_the_manifests_finds_what_it_names() -> None:
