@@ -1,4 +1,4 @@
-"""The files of docs/deploy do what docs/deploy.md says: proxies run (Envoy where it is), the rest is read."""
+"""The files of docs/deploy do what docs/deploy.md says: the proxies run (Envoy if it is here)."""
 
 from __future__ import annotations
 
