@@ -188,24 +188,24 @@ class Backlog:
         return False
 
     def _next_start(self, now_s: float) -> Ticket | None:
-        self._is_in_turn = True
-        for state in self.queue.tiers_in_turn():
-            if state.failed_look != self._look:
-                if self._parked:
-                    ticket = self._next_parked(state.tier, now_s)
-                    if ticket is not None:
-                        return ticket
-                ticket = self._next_head(state, now_s)
+        while (state := self.queue.next_tier(self._look)) is not None:
+            self._is_in_turn = self.queue.is_in_turn
+            if self._parked:
+                ticket = self._next_parked(state.tier, now_s)
                 if ticket is not None:
                     return ticket
-                state.failed_look = self._look
-            self._is_in_turn = False
+            ticket = self._next_head(state, now_s)
+            if ticket is not None:
+                return ticket
+            state.failed_look = self._look
         return None
 
     def _next_parked(self, tier: Tier, now_s: float) -> Ticket | None:
         for ticket in self._parked:
             if ticket.tier is tier and ticket.failed_look != self._look:
-                if self._finds_room(ticket, now_s):
+                pool = ticket.line.pool
+                may_fit = pool is not None and ticket.room_tokens <= pool.most_room
+                if may_fit and self._finds_room(ticket, now_s):
                     return ticket
                 ticket.failed_look = self._look
         return None
@@ -228,7 +228,9 @@ class Backlog:
             for ticket in state.heads():
                 lane = ticket.line.lanes[ticket.size_class]
                 if lane.failed_head_look != self._look:
-                    if self._finds_room(ticket, now_s):
+                    pool = lane.line.pool
+                    may_fit = pool is not None and ticket.room_tokens <= pool.most_room
+                    if may_fit and self._finds_room(ticket, now_s):
                         return ticket
                     if lane.parked is not None or self._nothing_fits(ticket):
                         lane.failed_head_look = self._look

@@ -8,8 +8,6 @@ Source: Goyal, Vin, Cheng, "Start-time Fair Queuing" (SIGCOMM 1996).
 
 from __future__ import annotations
 
-import bisect
-import heapq
 from typing import TYPE_CHECKING, Final
 
 from fleet.offers import Ticket
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 LARGEST_DEBT_TOKENS: Final = 65_536
 #: A flow is looked through for what stands before a newcomer up to so many.
 _LOOKED_THROUGH: Final = 32
-#: It is kept in order up to so many; beyond, moving them up would cost more than a heap's cold steps.
+#: Its requests stand in lists of at most so many: moving these up costs less than a heap's cold steps.
 _IN_ORDER: Final = 512
 #: Sizes from 2^63 tokens on count as one.
 _MOST_BITS: Final = 64
@@ -33,10 +31,6 @@ _MOST_BITS: Final = 64
 def _bits(tokens: int) -> int:
     bits = tokens.bit_length()
     return bits if bits < _MOST_BITS else _MOST_BITS - 1
-
-
-def _key(ticket: Ticket) -> float:
-    return ticket.key
 
 
 class Tag:
@@ -101,23 +95,20 @@ class FairTags:
         tag.finish = ends if ends < latest else latest
 
 
-#: The heap of each flow that never was long; nothing is put into it.
-_NOTHING: Final[list[tuple[float, int, Ticket]]] = []
+#: What stands further behind in a flow that is short; nothing is put into it.
+_NOTHING: Final[list[list[Ticket]]] = []
 
 
 class Flow:
-    """The queue of one tenant in one lane of one tier.
-
-    While it is short its requests stand in order; a flow that was long once is a heap until it is empty.
-    """
+    """The queue of one tenant in one lane of one tier, in order: by key, equal ones as they came."""
 
     __slots__ = (
         "account",
-        "heap",
         "is_gone",
-        "is_long",
         "lane",
+        "last_key",
         "listed",
+        "lists_behind",
         "requests",
         "served_tokens",
         "since_s",
@@ -129,96 +120,107 @@ class Flow:
         "weight",
     )
 
-    def __init__(self, account: str, weight: int, lane: Lane, tag: Tag) -> None:
+    def __init__(self, account: str, lane: Lane, tag: Tag) -> None:
         self.turn = 0.0  # it has its turn from this start tag on, by `Turns`
         self.turn_number = 0  # in which it was put in there
         self.requests = 0
         self.tag = tag
         self.lane = lane
-        self.listed: list[Ticket] = []  # while it is short: all that waits, in order
-        self.is_long = False
-        self.is_gone = False  # it was empty when its turn came; its tenant's next request makes another
+        self.listed: list[Ticket] = []  # the first of what waits, in order
+        self.last_key = 0.0  # no key in it is larger
         self.tokens = 0
+        self.lists_behind = _NOTHING  # the rest, in order, in lists that are never empty
+        self.is_gone = True  # it has no turn; its tenant's next request brings it back
         self.account = account
-        self.weight = weight
-        self.heap = _NOTHING  # while it is long; those that left stay until they are next
+        self.weight = 1  # its tenant's, as it came back, or by the last push
         self.tokens_by_bits: list[int] | None = None  # by size in bits, once asked for while long
         self.since_s = 0.0  # it has been backlogged since then
         self.served_tokens = 0  # started since then
 
     def push(self, ticket: Ticket) -> None:
         """Queue a request."""
+        key, listed = ticket.key, self.listed
         if not self.requests:
             self.since_s = ticket.arrived_at_s
             self.served_tokens = 0
-        if not self.is_long and len(self.listed) >= _IN_ORDER:
-            self.heap = [(one.key, one.ticket_id, one) for one in self.listed]
-            self.listed.clear()
-            self.is_long = True
-        if self.is_long:
-            heapq.heappush(self.heap, (ticket.key, ticket.ticket_id, ticket))
+            self.last_key = key
+        if self.lists_behind:
+            self._push_behind(ticket)
+        elif key >= self.last_key:
+            self.last_key = key
+            listed.append(ticket)
         else:
-            listed, key = self.listed, ticket.key
-            low, high = 0, len(listed)
-            if high and key >= listed[-1].key:
-                low = high
-            while low < high:  # to where its key belongs, after equal ones: numbers only grow
-                middle = (low + high) >> 1
-                if key < listed[middle].key:
-                    high = middle
-                else:
-                    low = middle + 1
-            listed.insert(low, ticket)
+            listed.insert(_place_after(listed, key), ticket)
         tokens = ticket.tokens
         self.requests += 1
         self.tokens += tokens
         if self.tokens_by_bits is not None:
             self.tokens_by_bits[_bits(tokens)] += tokens
+        if len(listed) > _IN_ORDER:
+            if self.tokens_by_bits is None:
+                self.tokens_by_bits = self._sum_by_bits()  # later it would take too long
+            self.lists_behind = [_cut(listed), *self.lists_behind]
+
+    def _push_behind(self, ticket: Ticket) -> None:
+        """Put a request into one of several lists."""
+        key, behind = ticket.key, self.lists_behind
+        if key > self.last_key:
+            self.last_key = key
+        low, high = 0, len(behind)
+        while low < high:  # to the last list that begins with no larger key
+            middle = (low + high) >> 1
+            if key < behind[middle][0].key:
+                high = middle
+            else:
+                low = middle + 1
+        listed = behind[low - 1] if low else self.listed
+        listed.insert(_place_after(listed, key), ticket)
+        if low and len(listed) > _IN_ORDER:
+            behind.insert(low, _cut(listed))
 
     def first(self) -> Ticket | None:
         """Return what is next in it; None when nothing waits."""
-        if not self.is_long:
-            return self.listed[0] if self.listed else None
-        heap = self.heap
-        while heap:
-            ticket = heap[0][2]
-            if ticket.is_waiting:
-                return ticket
-            heapq.heappop(heap)
-        self.is_long = False
-        return None
+        return self.listed[0] if self.listed else None
 
     def leave(self, ticket: Ticket) -> None:
-        """Count a request out that left, or was set aside; from the middle of a heap later."""
-        tokens = ticket.tokens
+        """Take out a request that starts, leaves or is set aside."""
+        tokens, listed = ticket.tokens, self.listed
         self.requests -= 1
         self.tokens -= tokens
         if self.tokens_by_bits is not None:
             self.tokens_by_bits[_bits(tokens)] -= tokens
-        if not self.is_long:
-            listed = self.listed
-            if listed[0] is ticket:
-                self.lane.next = None
-                del listed[0]
-                return
-            place = bisect.bisect_left(listed, ticket.key, key=_key)
-            while listed[place] is not ticket:
-                place += 1
-            del listed[place]
-            return
-        heap = self.heap
-        if heap[0][2] is ticket:
-            heapq.heappop(heap)
+        if listed[0] is ticket:
             self.lane.next = None
-        elif len(heap) > 2 * self.requests + _LOOKED_THROUGH:
-            self.heap = [entry for entry in heap if entry[2].is_waiting]
-            heapq.heapify(self.heap)
+            del listed[0]
+        elif not self.lists_behind or not _is_before(listed[-1], ticket):
+            del listed[_place_of(listed, ticket)]
+        else:
+            self._leave_behind(ticket)
+        if self.lists_behind and (not listed or self.requests <= _LOOKED_THROUGH):
+            self.listed += self.lists_behind.pop(0)
+
+    def _leave_behind(self, ticket: Ticket) -> None:
+        """Take a request out that does not stand in the first of several lists."""
+        behind = self.lists_behind
+        low, high = 0, len(behind) - 1
+        while low < high:
+            middle = (low + high) >> 1
+            if _is_before(behind[middle][-1], ticket):
+                low = middle + 1
+            else:
+                high = middle
+        listed = behind[low]
+        del listed[_place_of(listed, ticket)]
+        if not listed:
+            del behind[low]
 
     def tokens_before(self, ticket: Ticket) -> int:
         """Return the tokens of what stands before one about to join; in a long queue by size alone."""
-        key = ticket.key
-        if not self.is_long and len(self.listed) <= _LOOKED_THROUGH:
-            tokens, listed = self.tokens, self.listed
+        listed, key = self.listed, ticket.key
+        if self.requests <= _LOOKED_THROUGH and not self.lists_behind:
+            tokens = self.tokens
+            if key >= self.last_key:
+                return tokens
             place = len(listed)
             while place:
                 place -= 1
@@ -227,16 +229,52 @@ class Flow:
                     break
                 tokens -= one.tokens
             return tokens
-        if self.is_long and len(self.heap) <= _LOOKED_THROUGH:
-            return sum(one.tokens for at, _, one in self.heap if at <= key and one.is_waiting)
         if self.tokens_by_bits is None:
-            self.tokens_by_bits = by_bits = [0] * _MOST_BITS
-            for one in self.listed:
-                by_bits[_bits(one.tokens)] += one.tokens
-            for _, _, one in self.heap:
-                if one.is_waiting:
-                    by_bits[_bits(one.tokens)] += one.tokens
+            self.tokens_by_bits = self._sum_by_bits()
         return sum(self.tokens_by_bits[: _bits(ticket.tokens) + 1])
+
+    def _sum_by_bits(self) -> list[int]:
+        by_bits = [0] * _MOST_BITS
+        for one in self.listed:
+            by_bits[_bits(one.tokens)] += one.tokens
+        return by_bits
+
+
+def _place_after(listed: list[Ticket], key: float) -> int:
+    """Return the place of a new request in a list in order: after equal keys, for they came before."""
+    low, high = 0, len(listed)
+    while low < high:
+        middle = (low + high) >> 1
+        if key < listed[middle].key:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _is_before(one: Ticket, other: Ticket) -> bool:
+    """Say whether a request stands before another."""
+    return one.key < other.key or (one.key == other.key and one.ticket_id < other.ticket_id)
+
+
+def _place_of(listed: list[Ticket], ticket: Ticket) -> int:
+    """Return the place of a request in a list in order that it stands in."""
+    low, high = 0, len(listed) - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if _is_before(listed[middle], ticket):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _cut(listed: list[Ticket]) -> list[Ticket]:
+    """Take the upper half off a list, and return it."""
+    middle = len(listed) >> 1
+    upper = listed[middle:]
+    del listed[middle:]
+    return upper
 
 
 class Lane:
@@ -258,9 +296,9 @@ class Lane:
     def __init__(self, line: Line, size_class: str | None) -> None:
         self.line = line
         self.size_class = size_class
-        self.flows: dict[str, Flow] = {}
+        self.flows: dict[str, Flow] = {}  # by tenant, also those that are gone
         self.turns = Turns()
-        self.active_weight = 0
+        self.active_weight = 0  # of the flows that are not gone; 0: all are
         self.parked: Ticket | None = None  # it was next and did not fit
         self.next: Ticket | None = None  # its head, while that is surely still it
         self.next_flow: Flow | None = None  # the head's, and its start tag
@@ -272,10 +310,14 @@ class Lane:
         account = ticket.holder.name
         flow = self.flows.get(account)
         if flow is None:
-            tag = tags.find(account)
-            flow = self.flows[account] = Flow(account, ticket.holder.weight, self, tag)
+            flow = self.flows[account] = Flow(account, self, tags.find(account))
+        if flow.is_gone:
+            flow.is_gone = False
+            flow.weight = ticket.holder.weight
             self.active_weight += flow.weight
-            start = tag.finish if tag.finish > tags.virtual else tags.virtual
+            start = flow.tag.finish
+            if start < tags.virtual:
+                start = tags.virtual
             self.turns.add(start, flow)
             if start < self.next_tag:
                 self.next = None
@@ -293,13 +335,16 @@ class Lane:
             self.active_weight += flow.weight
             self.turns.add(min(flow.turn, max(flow.tag.finish, virtual)), flow)
 
+    def forget_gone(self) -> None:
+        """Forget the flows of tenants that have no turn here."""
+        self.flows = {account: flow for account, flow in self.flows.items() if not flow.is_gone}
+
     def head(self, tags: FairTags) -> Ticket | None:
         """Return the request that is next, and keep it at hand with its flow and start tag; None: empty."""
         turns, virtual = self.turns, tags.virtual
         while (flow := turns.first()) is not None:
             if not flow.requests:
                 turns.drop_first()
-                del self.flows[flow.account]
                 flow.is_gone = True
                 self.active_weight -= flow.weight
                 continue

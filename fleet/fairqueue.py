@@ -43,6 +43,7 @@ class FairQueue:
         self.least_tokens = 0  # a size that no waiting request is below, at most half too low
         self.requests = 0
         self.tokens = 0
+        self.is_in_turn = False  # the tier found last
 
     def push(self, ticket: Ticket) -> None:
         """Queue a request."""
@@ -115,7 +116,7 @@ class FairQueue:
         """Count a start for its tenant's share while it is backlogged. Call before it leaves."""
         flow = ticket.flow
         if flow is not None and flow.is_gone:
-            flow = flow.lane.flows.get(flow.account)  # the tenant's may have come again
+            flow = flow.lane.flows.get(flow.account)  # a push may have forgotten it, and it have come again
         if flow is not None:
             flow.served_tokens += ticket.tokens
 
@@ -148,14 +149,21 @@ class FairQueue:
         lane.parked = ticket
         ticket.line.state.charge_tenant(ticket, in_turn=False)
 
-    def tiers_in_turn(self) -> list[TierState]:
-        """Return the tiers that have something waiting, the one whose turn it is first."""
-        waiting = [state for state in self.states if state.requests]
-        for place in range(1, len(waiting)):  # three at most: sorting by hand costs a third
-            while place and waiting[place].start < waiting[place - 1].start:
-                waiting[place - 1], waiting[place] = waiting[place], waiting[place - 1]
-                place -= 1
-        return waiting
+    def next_tier(self, look: int) -> TierState | None:
+        """Return the tier whose turn it is, of those with something waiting that have not failed at `look`.
+
+        `is_in_turn` says whether it would be its turn among those that have failed as well.
+        """
+        first: TierState | None = None
+        found: TierState | None = None
+        for state in self.states:
+            if state.requests:
+                if first is None or state.start < first.start:
+                    first = state
+                if state.failed_look != look and (found is None or state.start < found.start):
+                    found = state
+        self.is_in_turn = found is first
+        return found
 
     def charge_tier(self, state: TierState, tokens: int, in_turn: bool) -> None:
         """Count tokens that start against their tier; the same rule as `FairTags.charge`."""

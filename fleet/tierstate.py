@@ -105,6 +105,8 @@ class TierState:
 
     def apply(self, weights: Mapping[str, int]) -> None:
         """Take in the weights of its tenants; those not named keep theirs until they are gone."""
+        for lane in self.lanes:
+            lane.forget_gone()
         self.tags.apply(weights, {name for lane in self.lanes for name in lane.flows})
         for lane in self.lanes:
             lane.apply(weights, self.tags)
@@ -148,6 +150,6 @@ class TierState:
     def _drop_empty_lanes(self) -> None:
         """Forget lanes in which nothing waits."""
         for lane in self.lanes:
-            if not lane.flows and lane.parked is None:
+            if not lane.active_weight and lane.parked is None:
                 del lane.line.lanes[lane.size_class]
-        self.lanes = [lane for lane in self.lanes if lane.flows or lane.parked is not None]
+        self.lanes = [lane for lane in self.lanes if lane.active_weight or lane.parked is not None]

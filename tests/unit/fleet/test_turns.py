@@ -37,7 +37,7 @@ def lane() -> Lane:
 @pytest.mark.parametrize("kind", STARTS)
 def test_flows_have_their_turn_by_start_and_then_in_the_order_in_which_they_came(kind: str, lane: Lane):
     rng, draw, turns = random.Random(5), STARTS[kind], Turns()
-    flows = [Flow(f"t{number}", 1, lane, FairTags().find("")) for number in range(600)]
+    flows = [Flow(f"t{number}", lane, FairTags().find("")) for number in range(600)]
     standing: list[tuple[float, int, Flow]] = []  # sorted by hand: the truth
     idle, count, now = list(flows), 0, 0.0
     for step in range(6_000):
@@ -65,7 +65,7 @@ def test_flows_have_their_turn_by_start_and_then_in_the_order_in_which_they_came
     assert count > 3_000
 
 
-@pytest.mark.parametrize("most", [3, 40, 530])
+@pytest.mark.parametrize("most", [3, 40, 1_200])
 def test_a_flow_starts_by_key_whether_it_is_short_or_was_long_and_whoever_leaves(most: int):
     rng, server = random.Random(most), Server(open_gate())
     while isinstance(last := server.offer(request(max_tokens=400)), Dispatch):
@@ -90,6 +90,32 @@ def test_a_flow_starts_by_key_whether_it_is_short_or_was_long_and_whoever_leaves
         assert flow.requests == len(waiting)
         assert flow.first() is min(waiting, key=lambda one: (one.key, one.ticket_id))
     assert max(lengths) == most
+    while waiting:  # the whole order
+        first = min(waiting, key=lambda one: (one.key, one.ticket_id))
+        assert flow.first() is first
+        waiting.remove(first)
+        server.gate.cancel(first, server.now_s)
+    assert (flow.first(), flow.requests, flow.tokens) == (None, 0, 0)
+
+
+def test_equal_keys_start_in_the_order_in_which_they_came_however_many_and_whoever_leaves():
+    rng, server = random.Random(8), Server(open_gate(patient({"acme": 1})))
+    while not isinstance(last := server.offer(request(tier=Tier.BATCH)), Queued):
+        pass
+    waiting = [last.ticket]
+    for number in range(2_500):  # at one moment, of two sizes: two keys
+        decision = server.offer(request(number, tier=Tier.BATCH, max_tokens=rng.choice([None, 900])))
+        assert isinstance(decision, Queued)
+        waiting.append(decision.ticket)
+    assert len({one.key for one in waiting}) == 2
+    flow = waiting[0].flow
+    assert isinstance(flow, Flow)
+    for one in rng.sample(waiting, 1_500):
+        server.gate.cancel(one, server.now_s)
+        waiting.remove(one)
+    for one in sorted(waiting, key=lambda one: (one.key, one.ticket_id)):
+        assert flow.first() is one
+        server.gate.cancel(one, server.now_s)
 
 
 class Name(str):
