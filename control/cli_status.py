@@ -103,5 +103,13 @@ def _rho_line(report: StatusReport) -> str:
     grade = f", grade {health.grade}" if health.grade else ""
     if health.method == "configured":
         grade = ", on a configured capacity"
+    elif health.method == "mixed" and not health.grade:
+        grade = ", on capacities not all measured"
     partial = f", partial: {', '.join(health.missing_nodes)} missing" if health.missing_nodes else ""
+    silent: dict[str, float] = health.detail.get("silent_gateways", {})
+    least: float | None = health.detail.get("rho_heard")
+    if silent and least is not None:
+        named = ", ".join(f"{name} silent for {age_s:.0f} s" for name, age_s in silent.items())
+        told = f"{health.rho:.2f} with what was told last: {named}"
+        return f"rho       at least {least:.2f}{grade}{partial}; {told}"
     return f"rho       {health.rho:.2f}{interval}{grade}{partial}"

@@ -1,9 +1,10 @@
 """Demand as the gateways count it: what is offered, what callers' own limits refuse, by tier.
 
 Counts are requests and tokens per round, times Unix seconds. Owned by the loop that judges rounds. A
-gateway that missed rounds counts as it did in the last minutes, never as none. Prevents: demand measured
-only at the engines while the gateways refuse it, and refusals by a tenant's own limits taken for a fleet
-that is full.
+gateway that missed rounds counts as it did in the last minutes, never as none, and is named with its
+silence: then the sum is no exact number. Prevents: demand measured only at the engines while the gateways
+refuse it, refusals by a tenant's own limits taken for a fleet that is full, and the demand of a gateway
+that was killed told as the present one.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Demand:
         sent = fast_n[0] / fast_n[1] * fast.seconds  # what was counted may span minutes
         if sent < MIN_GATEWAY_SHARE * reached - 3.0 * reached**0.5:
             return None
+        silent = self._silent(round_, facts)
         queued = [offers[-1].queued for offers in self._offers.values() if offers]
         waiting = [n for n in queued if n is not None]
         limited = [self._count(facts, span, lambda c: c.limited) or (0, 0.0) for span in (fast, slow)]
@@ -120,7 +122,29 @@ class Demand:
             slow_limited=min(limited[1][0], slow_n[0]),
             fast_repeated=min(repeated[0][0], fast_n[0]),
             slow_repeated=min(repeated[1][0], slow_n[0]),
+            silent=silent,
+            heard_rate=self._heard_rate(fast, facts, {name for name, _ in silent}) if silent else None,
         )
+
+    def _silent(self, round_: Round, facts: FleetFacts) -> tuple[tuple[str, float], ...]:
+        """Return the gateways that said nothing this round, with the seconds since they last did."""
+        at_s = round_.at.timestamp()
+        heard_at = {name: offers[-1].at_s for name, offers in self._offers.items() if offers}
+        ages = ((target.name, at_s - heard_at.get(target.name, at_s)) for target in facts.gateways)
+        return tuple((name, age_s) for name, age_s in ages if age_s > 0)
+
+    def _heard_rate(self, fast: _Span, facts: FleetFacts, silent: set[str]) -> float:
+        """Return the competing requests/s that gateways told of in the fast window, all of it counted."""
+        offered = limited = repeated = 0.0
+        for target in facts.gateways:
+            offers = fast.of(self._offers.get(target.name, ()))
+            covered_s = sum(o.covered_s for o in offers)
+            seconds = max(covered_s, fast.seconds) if target.name in silent else covered_s
+            if seconds > 0:
+                offered += sum(o.sum_of(lambda c: c.offered) for o in offers) / seconds
+                limited += sum(o.sum_of(lambda c: c.limited) for o in offers) / seconds
+                repeated += sum(o.sum_of(lambda c: c.repeated) for o in offers) / seconds
+        return max(0.0, offered - limited - max(0.0, repeated - limited))
 
     def tiers(self, round_: Round, facts: FleetFacts) -> list[TierDemand]:
         """Return each tier's demand over the fast window, its tokens over the slow; [] where unknown."""

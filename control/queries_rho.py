@@ -101,6 +101,8 @@ def as_dict(view: HealthView) -> dict[str, Any]:
         "partial": view.partial,
         "missing_nodes": list(view.missing_nodes),
         "unmeasured": detail.get("unmeasured", []),
+        "silent_gateways": detail.get("silent_gateways", {}),
+        "rho_at_least": detail.get("rho_heard"),
         **{name: detail.get(name) for name in (*_NUMBERS, *_RATIOS)},
         "explanation": detail.get("explanation", []),
     }

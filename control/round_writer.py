@@ -260,6 +260,8 @@ def _detail(verdict: Verdict) -> dict[str, object]:
         "limited_rate": health.limited_rate,
         "repeated_rate": health.repeated_rate,
         "rho_limited": health.rho_limited,
+        "rho_heard": health.rho_heard,
+        "silent_gateways": dict(health.silent_gateways) or None,
         "output_tokens_rate_low": health.mu_tokens.low,
         "output_tokens_rate_high": health.mu_tokens.high,
         "headroom_tokens": health.headroom_tokens,

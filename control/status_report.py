@@ -94,6 +94,10 @@ class StatusReport:
                 "low": health and health.rho_low,
                 "high": health and health.rho_high,
                 "grade": health and health.grade,
+                "method": health and health.method,
+                "partial": health and health.partial,
+                "at_least": health and health.detail.get("rho_heard"),
+                "silent_gateways": health and health.detail.get("silent_gateways", {}),
             },
             "verdicts": [queries_rho.as_dict(view) for view in self.verdicts],
             "alerts": [

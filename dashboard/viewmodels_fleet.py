@@ -60,6 +60,7 @@ GRADES: dict[str, str] = {
 UNGRADED: dict[str, str] = {
     "configured": "on a configured capacity, not a measured one",
     "sibling": "on the capacity of nodes like these",
+    "mixed": "on capacities that were not all measured",
 }
 RHO_HELP = (
     "rho = arrival rate / service capacity. Capacity is what busy nodes could finish at the present mix, "
@@ -124,6 +125,11 @@ def rho_card(health: HealthView | None, *, has_gateways: bool = False) -> Card:
     if is_floor:
         notes.append("gateways not counted: without what they refuse and hold")
         tone, word = ("unknown", "at least") if tone == "good" else (tone, word)
+    silence = silence_note(health)
+    if silence is not None:
+        tone, word = rho_tone(rho_heard(health), None)
+        tone, word = ("unknown", "at least") if tone != "act" else (tone, word)
+        notes[0] = silence
     added = health.detail.get("rho_limited")
     if added is not None and added >= RHO_LIMITED_SHOWN:
         notes.append(f"without {added:.2f} that tenants' own limits refused")
@@ -131,10 +137,25 @@ def rho_card(health: HealthView | None, *, has_gateways: bool = False) -> Card:
         notes.append("capacity is learned from some minutes of load")
     if health.partial and health.missing_nodes:
         notes.append("partial: " + _some(health.missing_nodes))
-    elif health.partial and health.rho is not None:
+    elif health.partial and silence is None and health.rho is not None:
         notes.append("partial: some nodes unknown")
-    shown = ("\u2265 " if is_floor else "") + words.ratio(health.rho)
+    shown = ("\u2265 " if is_floor or silence is not None else "") + words.ratio(rho_heard(health))
     return Card("Fleet rho", shown, word, tone, "; ".join(n for n in notes if n), RHO_HELP)
+
+
+def rho_heard(health: HealthView) -> float | None:
+    """Return rho by the demand that gateways told: all of it, or what the ones not silent make sure."""
+    least = health.detail.get("rho_heard")
+    return health.rho if least is None else float(least)
+
+
+def silence_note(health: HealthView) -> str | None:
+    """Return which gateways count in a rho as they were when last heard; None where all were heard."""
+    silent: dict[str, float] = health.detail.get("silent_gateways", {})
+    if not silent or health.rho is None or health.detail.get("rho_heard") is None:
+        return None
+    named = _some([f"{name} silent for {age(age_s)}" for name, age_s in silent.items()])
+    return f"{named}: {words.ratio(health.rho)} with what was told last"
 
 
 def _some(names: Sequence[str]) -> str:

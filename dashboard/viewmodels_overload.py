@@ -11,6 +11,7 @@ from control.queries_fleet import HealthView
 from dashboard import words
 from dashboard.data import FleetNow
 from dashboard.viewmodels import DIAGNOSIS_PAGE, NOT_HEARD, Notice
+from dashboard.viewmodels_fleet import rho_heard, silence_note
 
 #: From how far the fleet's rho lies above its largest node's the two are explained.
 APART = 0.1
@@ -21,7 +22,11 @@ def overload(now: FleetNow) -> Notice | None:
     health = now.health
     if health is None or health.is_stale or health.rho is None or health.rho <= 1:
         return None
-    text = f"The fleet is overloaded: rho {words.ratio(health.rho)}"
+    if (silence := silence_note(health)) is not None and (rho_heard(health) or 0.0) <= 1:
+        text = f"The fleet may be overloaded: rho is at least {words.ratio(rho_heard(health))}; {silence}"
+        return Notice("watch", "partial", text, "over the last minute", DIAGNOSIS_PAGE, "Diagnosis")
+    least = "" if silence is None else "at least "
+    text = f"The fleet is overloaded: rho {least}{words.ratio(rho_heard(health))}"
     demand = _demand(health)
     if demand is not None and health.service_rate is not None:
         text += (

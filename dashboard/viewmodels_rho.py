@@ -12,7 +12,7 @@ from control.queries_fleet import HealthView
 from dashboard import words
 from dashboard.times import UNKNOWN, age
 from dashboard.viewmodels import SIGNS
-from dashboard.viewmodels_fleet import rho_tone
+from dashboard.viewmodels_fleet import rho_heard, rho_tone, silence_note
 from fleet.health_reading import TARGET_RHO
 from fleet.outcomes import TIERS
 
@@ -44,9 +44,11 @@ def rows(views: Sequence[HealthView]) -> dict[str, list[Any]]:
     return {
         "subject": [subject(view) for view, _ in kept],
         "verdict": [_verdict(view) for view, _ in kept],
-        "rho": [None if view.is_stale else view.rho for view, _ in kept],
+        "rho": [None if view.is_stale else rho_heard(view) for view, _ in kept],
         "interval": [
-            None if view.is_stale else words.interval(view.rho_low, view.rho_high) or None
+            None
+            if view.is_stale
+            else silence_note(view) or words.interval(view.rho_low, view.rho_high) or None
             for view, _ in kept
         ],
         "grade": [None if view.is_stale else view.grade for view, _ in kept],
@@ -72,6 +74,9 @@ def _verdict(view: HealthView) -> str:
         return f"{SIGNS['unknown']} last verdict {age(view.age_s)} ago"
     if view.scope == "tier":
         return SIGNS["plain"] + " part of the fleet's"
+    if silence_note(view) is not None:
+        tone, word = rho_tone(rho_heard(view), None)
+        return f"{SIGNS[tone]} {word}, at least" if tone == "act" else f"{SIGNS['unknown']} at least"
     tone, word = rho_tone(view.rho, view.rho_low)
     return f"{SIGNS[tone]} {word}{', partial' if view.partial else ''}"
 

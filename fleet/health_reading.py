@@ -49,6 +49,8 @@ class Offered:
     slow_limited: int = 0
     fast_repeated: int | None = None  # of `fast_count`: tries of a request counted before; None: not told
     slow_repeated: int | None = None
+    silent: tuple[tuple[str, float], ...] = ()  # gateways counted as they were when last heard; seconds ago
+    heard_rate: float | None = None  # competing requests/s without that; None: all were heard
 
     def competing(self, count: int, limited: int, repeated: int | None) -> int:
         """Return how many of `count` compete for capacity: each request once, without what its caller's own
@@ -109,6 +111,9 @@ class Health:
     limited_rate: float | None = None  # refused by callers' own limits; None where no gateway counts
     repeated_rate: float | None = None  # tries of requests counted before; None where nobody tells
     rho_limited: float | None = None  # what `limited_rate` would add to rho
+    silent_gateways: tuple[tuple[str, float], ...] = ()  # in the demand as last heard; seconds ago
+    heard_rate: float | None = None  # 60 s: what the gateways said that competes; None: all were heard
+    rho_heard: float | None = None  # of that: rho is at least so much
     throughput: float | None = None
     arrivals: int | None = None  # counted in the fast window
     completions: int | None = None
@@ -149,8 +154,8 @@ class Health:
 
     @property
     def is_partial(self) -> bool:
-        """Return whether some engine is missing from the sums."""
-        return bool(self.stale or self.unmeasured)
+        """Return whether some engine is missing from the sums, or a gateway's demand is not of now."""
+        return bool(self.stale or self.unmeasured or self.silent_gateways)
 
 
 def alarm_value(health: Health, up: float = TARGET_RHO) -> tuple[float | None, Certainty]:

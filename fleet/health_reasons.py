@@ -50,11 +50,18 @@ def explain(e: Health, longest_wait_s: float, *, parts: tuple[Health, ...] = ())
             f"flow balance = lambda / X = {e.arrivals} / {e.completions} = {balance:.2f}; "
             "about 1 at any steady load, so it raises no alarm"
         )
+    return (*lines, *_gap_lines(e))
+
+
+def _gap_lines(e: Health) -> list[str]:
+    lines: list[str] = []
+    if e.silent_gateways:
+        lines.append(_silence_line(e))
     if e.stale:
         lines.append(f"left out, no fresh data: {_listed(e.stale)}")
     if e.unmeasured:
         lines.append(f"capacity or arrivals unknown: {_listed(e.unmeasured)}")
-    return tuple(lines)
+    return lines
 
 
 def _band(i: Interval) -> str:
@@ -62,6 +69,12 @@ def _band(i: Interval) -> str:
         return "unknown"
     ends = f" [{i.low:.2f}, {i.high:.2f}]" if i.low is not None and i.high is not None else ""
     return f"{i.value:.2f}{ends}"
+
+
+def _silence_line(e: Health) -> str:
+    named = _listed(tuple(f"{name} for {age_s:.0f} s" for name, age_s in e.silent_gateways))
+    least = "" if e.rho_heard is None else f"; what was heard makes rho at least {e.rho_heard:.2f}"
+    return f"silent gateways count with the demand they told last: {named}{least}"
 
 
 def _limited_line(e: Health) -> str:

@@ -176,8 +176,13 @@ def _all_saturated(parts: Sequence[Health]) -> bool | None:
 
 
 def _worst_grade(parts: Sequence[Health]) -> Grade | None:
-    """Return the worst grade: A < B < C < D. Configured capacities have none."""
-    return max((p.rho.grade for p in parts if p.rho.grade is not None), default=None)
+    """Return the weakest grade: A < B < none < C < D. A capacity that nobody measured has none.
+
+    So a sum is called measured only when all of it is; the alarm reads none as it reads A and B.
+    """
+    worst = max((p.rho.grade for p in parts if p.rho.grade is not None), default=None)
+    is_measured = all(p.rho.grade is not None for p in parts)
+    return worst if is_measured or worst in (Grade.C, Grade.D) else None
 
 
 def _shared(names: Sequence[str | None]) -> str | None:

@@ -72,6 +72,8 @@ def with_offered(health: Health, offered: Offered | None) -> Health:
         / offered.slow_s,
         repeated_rate=None if offered.fast_repeated is None else offered.fast_repeated / offered.fast_s,
         limited_rate=offered.fast_limited / offered.fast_s,
+        silent_gateways=offered.silent,
+        heard_rate=offered.heard_rate,
         waiting=waiting,
     )
 
@@ -99,6 +101,7 @@ def finish(
         rho=rho,
         rho_by_limit=tuple((name, rho_j) for name, rho_j in by_limit if rho_j.value is not None),
         rho_limited=over(health.limited_rate, mu.value),
+        rho_heard=over(health.heard_rate, mu.value),
         flow_balance=flow_balance(health.arrivals or 0, health.completions or 0) if counted else None,
         flow_z=flow_z(health.arrivals or 0, health.completions or 0) if counted else None,
     )

@@ -97,6 +97,7 @@ def _tier(fleet: Health, demand: TierDemand, share: float, before: float, now_s:
         parts=fleet.parts,
         stale=fleet.stale,
         unmeasured=fleet.unmeasured,
+        silent_gateways=fleet.silent_gateways,
     )
     return replace(health, explanation=_why(fleet, health))
 

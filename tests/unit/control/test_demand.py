@@ -11,6 +11,7 @@ from control.assess import Assessment, Assessor
 from control.capacity_book import LEARNT_WINDOWS, CapacityBook
 from control.fleet_facts import FleetFacts, Node, Pool
 from control.gateway_scrape import FlowWindow
+from control.round_writer import health_row
 from control.scrape import EngineSample, GatewayResult, NodeResult, Round, Target
 from fleet.capacity import ConfiguredCapacity
 from fleet.readings import EngineWindow, Reason
@@ -127,6 +128,41 @@ def test_a_gateway_that_misses_rounds_counts_as_it_did_and_one_that_is_gone_does
     # 100 and 50 in 10 s; the engines let in 6/s
     assert [h.competing_rate for h in seen[:15]] == [pytest.approx(15)] * 15
     assert seen[-1].competing_rate == pytest.approx(6)
+
+
+def test_while_a_gateway_is_silent_rho_is_named_as_a_sum_with_its_last_demand_and_a_sure_part():
+    watch = Watch("a", gateways=GATEWAYS)
+    both = (heard("g1", flow("batch", 100, limited=40)), heard("g2", flow("batch", 50, limited=20)))
+    for _ in range(20):
+        fleet = health(watch.round((node("a", served()),), *both), "fleet")
+    assert (fleet.silent_gateways, fleet.rho_heard, fleet.is_partial) == ((), None, False)
+    for missed in range(1, 15):
+        found = watch.round((node("a", served()),), both[0], lost("g2"))
+        fleet = health(found, "fleet")
+        # 60 of g1 and 30 of g2 compete in 10 s, for 10/s: rho 0.9. Of g2 six rounds are in the window, less
+        # what it missed: 3/s for a sixth of it each
+        assert fleet.rho.value == pytest.approx(0.9)
+        assert fleet.silent_gateways == (("g2", 10.0 * missed),)
+        assert fleet.rho_heard == pytest.approx((6 + 3 * max(0, 6 - missed) / 6) / 10)
+        assert fleet.is_partial
+        assert any(f"g2 for {10 * missed} s" in line for line in fleet.explanation)
+    for scope, name in (("pool", "p"), ("model", "m"), ("tier", "batch")):
+        assert health(found, scope, name).is_partial, scope
+    fleet = health(watch.round((node("a", served()),), *both), "fleet")
+    assert (fleet.silent_gateways, fleet.rho_heard, fleet.is_partial) == ((), None, False)
+
+
+def test_what_is_stored_of_a_round_with_a_silent_gateway_gives_no_exact_rho():
+    watch = Watch("a", gateways=GATEWAYS)
+    for _ in range(20):
+        watch.round((node("a", served()),), heard("g1", flow("batch", 30)), heard("g2", flow("batch", 30)))
+    for _ in range(6):
+        found = watch.round((node("a", served()),), heard("g1", flow("batch", 30)), lost("g2"))
+    row = health_row(found, found.verdicts[-1])
+    assert row["partial"]
+    assert row["rho"] == pytest.approx(0.6)
+    assert row["detail"].obj["rho_heard"] == pytest.approx(0.3)
+    assert row["detail"].obj["silent_gateways"] == {"g2": 60.0}
 
 
 def test_gateways_that_most_requests_go_round_are_no_measure_of_demand_when_one_misses_rounds():

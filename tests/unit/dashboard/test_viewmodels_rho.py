@@ -6,8 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from control.queries_fleet import HealthView
+from control.queries_rho import as_dict
 from dashboard import viewmodels_fleet as fleet
 from dashboard import viewmodels_rho as vm
+from dashboard.data import FleetNow
+from dashboard.viewmodels import SIGNS
+from dashboard.viewmodels_overload import overload
 
 AT = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 DETAIL = {
@@ -83,5 +87,37 @@ def test_a_rho_on_a_capacity_that_nobody_measured_says_so() -> None:
     typed = fleet.rho_card(replace(FLEET, grade=None, method="configured"))
     assert "on a configured capacity, not a measured one" in typed.note
     assert "configured" not in fleet.rho_card(FLEET).note
+    mixed = fleet.rho_card(replace(FLEET, grade=None, method="mixed"))
+    assert "on capacities that were not all measured" in mixed.note
     unknown = fleet.rho_card(replace(FLEET, rho=None, grade=None, method="configured"))
     assert "on a configured" not in unknown.note  # then there is no rho that rests on it
+
+
+def silent(rho: float, least: float) -> HealthView:
+    said = {"arrivals_from": "gateways", "silent_gateways": {"gw-2": 40.0}, "rho_heard": least}
+    return replace(FLEET, rho=rho, partial=True, detail={**DETAIL, **said})
+
+
+def test_a_rho_with_the_last_demand_of_a_silent_gateway_is_no_exact_number() -> None:
+    card = fleet.rho_card(silent(0.6, 0.3), has_gateways=True)
+    assert (card.value, card.word, card.tone) == ("\u2265 0.30", "at least", "unknown")
+    assert "gw-2 silent for 40 s: 0.60 with what was told last" in card.note
+    assert "0.48 to 0.75" not in card.note  # the capacity's interval says nothing of the demand
+    assert "some nodes unknown" not in card.note
+    row = {name: values[0] for name, values in vm.rows([silent(0.6, 0.3)]).items()}
+    assert (row["rho"], row["verdict"]) == (0.3, f"{SIGNS['unknown']} at least")
+    assert "gw-2 silent for 40 s" in row["interval"]
+    said = as_dict(silent(0.6, 0.3))
+    assert (said["partial"], said["rho_at_least"], said["silent_gateways"]) == (True, 0.3, {"gw-2": 40.0})
+
+
+def test_an_overload_that_is_sure_whatever_a_silent_gateway_adds_is_said_as_one() -> None:
+    card = fleet.rho_card(silent(2.0, 1.2), has_gateways=True)
+    assert (card.value, card.word, card.tone) == ("\u2265 1.20", "overloaded", "act")
+    now = FleetNow(silent(2.0, 1.2), (), (), (), (), (), {}, ())
+    sure, maybe = overload(now), overload(replace(now, health=silent(2.0, 0.9)))
+    assert sure is not None
+    assert maybe is not None
+    assert (sure.tone, maybe.tone) == ("act", "watch")
+    assert "rho at least 1.20" in sure.text
+    assert "may be overloaded: rho is at least 0.90; gw-2 silent for 40 s: 2.00 with" in maybe.text

@@ -146,6 +146,29 @@ def test_a_configured_capacity_does_not_say_how_much_room_is_left():
     assert over.time_to_saturation_s is None
 
 
+@pytest.mark.parametrize(
+    ("grades", "whole"),
+    [
+        ([Grade.A, Grade.B], Grade.B),
+        ([Grade.A, None], None),  # one of two was typed: the sum is not measured
+        ([Grade.B, Grade.A, None], None),
+        ([Grade.C, None], Grade.C),  # weaker than what an operator says, and so is D
+        ([Grade.A, None, Grade.D], Grade.D),
+        ([None, None], None),
+    ],
+)
+def test_a_sum_is_graded_as_its_weakest_capacity(grades: list[Grade | None], whole: Grade | None):
+    capacities = [
+        replace(MU10, grade=grade) if grade else CapacityEstimate(Method.CONFIGURED, None, 10.0)
+        for grade in grades
+    ]
+    parts = [assess_engine(f"n{n}", minutes(), capacity, 300) for n, capacity in enumerate(capacities)]
+    pools = [assess_pool(part.name, [part], 300) for part in parts]
+    for health in (assess_pool("p", parts, 300), assess_fleet(parts, 300), assess_fleet(pools, 300)):
+        assert health.rho.grade == whole
+        assert health.rho.method == ("mixed" if None in grades and any(grades) else health.rho.method)
+
+
 def test_half_a_minute_does_not_prove_an_engine_unsaturated():
     half = assess_engine("a", [seen(10.0), seen(20.0), seen(30.0)], UNKNOWN, 30)
     assert half.saturated is None
