@@ -22,7 +22,8 @@ class AsgiInbound:
 
     def __init__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
         self._receive, self._send = receive, send
-        self.method, self.path, self.query = scope["method"], scope["path"], scope["query_string"]
+        self.method, self.query = scope["method"], scope["query_string"]
+        self.path: str = scope["raw_path"].decode("latin-1")  # as it came; `path` is decoded
         self.headers: HeaderList = list(scope["headers"])
         self._later: list[Message] = []
 

@@ -120,7 +120,8 @@ class Model:
 
     def __init__(self, data: bytes) -> None:
         self.whole, self.is_between, self.is_broken, self.is_last = 0, True, False, False
-        # Of another version than 1.0 and 1.1, or without one Host header, which uvicorn passes over.
+        # Of another version than 1.0 and 1.1, with a fragment, or without one Host header, which uvicorn
+        # passes over.
         self.is_foreign = False
         self._hosts = 0
         self._parser = httptools.HttpRequestParser(self)
@@ -133,6 +134,9 @@ class Model:
 
     def on_message_begin(self) -> None:
         self.is_between, self._hosts = False, 0
+
+    def on_url(self, url: bytes) -> None:
+        self.is_foreign = self.is_foreign or b"#" in url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._hosts += name.lower() == b"host"
@@ -169,7 +173,6 @@ SOUND = {
     "get": b"GET /a?b=1&c HTTP/1.1\r\nHost: g\r\n\r\n",
     "encoded path": b"GET /a%20b/%C3%A9 HTTP/1.1\r\nHost: g\r\n\r\n",
     "absolute target": b"GET http://h:1/a?b HTTP/1.1\r\nHost: g\r\n\r\n",
-    "fragment": b"GET /a?b#c HTTP/1.1\r\nHost: g\r\n\r\n",
     "blank lines before": b"\r\n\r\nGET /a HTTP/1.1\r\nHost: g\r\n\r\n",
     "options": b"OPTIONS /a HTTP/1.1\r\nHost: g\r\n\r\n",
     "post": post(b"/a", b"abc"),
@@ -275,8 +278,10 @@ def test_answers_that_are_due_come_before_a_refusal(tmp_path: Path) -> None:
     run(story)
 
 
-#: Heads of another version, protocol or coding (RFC 9112, 2.3 and 6.1), and the status each gets.
+#: Heads of another version, protocol or coding (RFC 9112, 2.3 and 6.1), or with a fragment, which no target
+#: has (RFC 9112, 3.2), and the status each gets.
 FOREIGN = {
+    b"GET /a?b#c HTTP/1.1\r\nHost: g\r\n\r\n": 400,
     b"POST /a HTTP/2.0\r\nHost: g\r\nContent-Length: 3\r\n\r\nabc": 505,
     b"POST /a HTTP/2.0\r\nHost: g\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc": 505,
     b"GET /a HTTP/0.9\r\n\r\n": 505,
