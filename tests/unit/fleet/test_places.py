@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def lines_run(act: Callable[[Places[int], int], None], places: Places[int], plac
 def most_lines(size: int) -> int:
     """Return the most lines that one of 1,000 steps takes while as many as `size` leave in any order."""
     places = Places[int]()
-    order = [places.add(one) for one in range(size)]
+    order = [places.add(one + 1) for one in range(size)]
     random.Random(4).shuffle(order)
     most = 0
     for at, place in enumerate(order):
@@ -86,3 +87,18 @@ def test_no_single_step_takes_longer_where_a_hundred_thousand_stand():
     # The oldest is sought from where it stood last: over the rest of a block, and one step for each
     # block that is gone since. 256 stand in a block; a handful of lines for each.
     assert most_lines(100_000) <= 6 * (256 + 100_000 / 256)
+
+
+def test_what_is_kept_is_a_few_blocks_however_many_came_and_one_never_leaves():
+    places = Places[str]()
+    places.add("stays")
+    tracemalloc.start()
+    try:
+        for _ in range(50_000):
+            places.remove(places.add("leaves"))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert list(places.oldest_first()) == ["stays"]
+    assert (places.taken, places.oldest()) == (1, "stays")
+    assert kept_bytes < 10 * 256 * 8  # 50,000 places would be 400,000 bytes
