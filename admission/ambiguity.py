@@ -21,6 +21,7 @@ _COUNTED_KEYS = ("model", "max_tokens", "max_completion_tokens", "n", "best_of",
 _COUNTED: Final = {key: key.encode() for key in _COUNTED_KEYS}
 _COUNTED_BYTES: Final = frozenset(_COUNTED.values())
 _LONGEST_KEY: Final = max(map(len, _COUNTED_KEYS))
+_LETTER_A: Final = ord("a")
 _FEW_QUOTES: Final = 64
 _counted_in: Final = re.compile(b'"(' + b"|".join(_COUNTED_BYTES) + b')"').findall
 _BACKSLASH: Final = ord("\\")  # one byte is found ten times as fast as several
@@ -94,4 +95,8 @@ def _counted_keys(raw: bytes) -> list[bytes]:
     parts = raw.split(b'"', _FEW_QUOTES)
     if len(parts) > _FEW_QUOTES:
         return _counted_in(raw)
-    return [part for part in parts[1:-1] if len(part) <= _LONGEST_KEY and part in _COUNTED_BYTES]
+    return [
+        part
+        for part in parts[1:-1]  # what stands between two keys begins with no letter
+        if 0 < len(part) <= _LONGEST_KEY and part[0] >= _LETTER_A and part in _COUNTED_BYTES
+    ]
