@@ -43,8 +43,8 @@ class Worker:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 
-    async def _serve(self, first: Inbound) -> None:
-        request: Inbound | None = first
+    async def _serve(self, request: Inbound | None) -> None:
+        """Handle it, and what follows. While it waits it holds no request."""
         while request is not None:
             told = request_lines.FAULT
             try:

@@ -90,6 +90,21 @@ def test_requests_that_follow_are_handled_by_one_task_that_ends_with_the_connect
     assert len(set(seen)) == 1
 
 
+def test_a_connection_that_waits_holds_no_request(tmp_path: Path) -> None:
+    async def answering(request: Inbound) -> None:
+        request.answer(200, [], b"a")
+
+    async def story() -> None:
+        async with listening(tmp_path, answering) as (_, port), talking(port) as (reader, writer):
+            for _ in range(3):
+                writer.write(get(b"/a"))
+                assert await answer_of(reader) == b"a"
+                gc.collect()
+                assert [one for one in gc.get_objects() if isinstance(one, Inbound)] == []
+
+    run(story)
+
+
 def test_a_request_behind_one_whose_handler_is_not_done_is_handled(tmp_path: Path) -> None:
     may_end = asyncio.Event()
 
