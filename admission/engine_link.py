@@ -22,7 +22,7 @@ from fleet.readings import Reason
 _WORKED: Final = frozenset({Outcome.COMPLETED, Outcome.ENGINE_REFUSED})
 _RETRY_PART: Final = 0.1  # retries per request, over the long run
 _RETRY_BURST: Final = 10.0
-_EXTEND_EVERY_EVENTS: Final = 64
+_EXTEND_BY_TOKENS: Final = 64
 
 
 class EngineLink:
@@ -133,8 +133,9 @@ class EngineLink:
     def extend(self, passage: Passage) -> None:
         """Book more output for a stream that outgrew its reservation."""
         lease = passage.lease
-        if lease is not None and passage.events > lease.output_tokens:
-            booked = passage.events + _EXTEND_EVERY_EVENTS
+        streamed = 0 if lease is None else passage.streamed_tokens()
+        if lease is not None and streamed > lease.output_tokens:
+            booked = streamed + _EXTEND_BY_TOKENS
             self._state.gate.extend(lease, booked, self._state.clock.monotonic_s())
             passage.extended(lease)
 

@@ -2,6 +2,9 @@
 
 Bytes and tokens are counts. Token ids are counted exactly. Prevents: exact tokenisation in the request
 path (hundreds of microseconds per KB), and a fixed guess that is wrong for a language or a model.
+
+And how many tokens an event of a stream carries, likewise: engines put several into one where they are told
+to (vLLM's --stream-interval), predict ahead (speculative decoding) or write faster than is read.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ PRIOR_BYTES_PER_TOKEN: Final = 4.0
 _PRIOR_TOKENS: Final = 2_000.0  # weight of the prior
 _KEPT: Final = 0.999  # weight an observation keeps at the next one: about the last thousand count
 _MODELS: Final = 1_000
+FIRST_EVENTS: Final = 2  # of a stream: taken to carry a token each
+_PRIOR_EVENTS: Final = 20.0  # of one token each
 
 
 class _Learned:
@@ -30,10 +35,13 @@ class _Learned:
 
 
 class PromptEstimator:
-    """Bytes per token by model. Only prompts that are all text teach."""
+    """Bytes per token by model, tokens per event of its streams. Only prompts that are all text teach."""
 
     def __init__(self) -> None:
         self._models: dict[str, _Learned] = {}
+        self._events: dict[
+            tuple[str, str], tuple[float, float]
+        ] = {}  # tokens, events after the first two; decayed
 
     def bytes_per_token(self, model: str) -> float:
         """Return the current ratio, > 0."""
@@ -87,6 +95,26 @@ class PromptEstimator:
         if one is None or one.engine_s <= 0:
             return at_most
         return min(at_most, math.ceil(engine_s * one.output_tokens / one.engine_s))
+
+    def learn_events(self, model: str, endpoint: str, output_tokens: int, events: int) -> None:
+        """Take in what an engine counted for a stream of so many events that ended well.
+
+        The first two are left out: they open an answer or carry a token, however many later ones do.
+        """
+        key = (model, endpoint)
+        later = events - FIRST_EVENTS
+        if (
+            later > 0
+            and output_tokens > FIRST_EVENTS
+            and (key in self._events or len(self._events) < _MODELS)
+        ):
+            tokens, seen = self._events.get(key, (0.0, 0.0))
+            self._events[key] = (tokens * _KEPT + output_tokens - FIRST_EVENTS, seen * _KEPT + later)
+
+    def tokens_per_event(self, model: str, endpoint: str) -> float:
+        """Return how many tokens an event after the first two carries, > 0; 1 before any was learned."""
+        tokens, events = self._events.get((model, endpoint), (0.0, 0.0))
+        return (tokens + _PRIOR_EVENTS) / (events + _PRIOR_EVENTS)
 
     def _of(self, model: str) -> _Learned | None:
         """Return what is kept of a model; None: too many are known."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from admission.answers import HeaderList
 from admission.calls import Call
 from admission.decision_log import DecisionLog, Entry
-from admission.estimate import PromptEstimator
+from admission.estimate import FIRST_EVENTS, PromptEstimator
 from admission.identity import Caller
 from admission.metrics import Flow, GatewayMetrics
 from admission.running_journal import RunningJournal
@@ -69,7 +69,8 @@ class Passage:
         self.would_refuse: tuple[Limiter, ...] = ()
         self.lease: Lease | None = None
         self.usage: Usage | None = None
-        self.events = 0  # streamed events that reached us: the estimate when the engine does not say
+        self.events = 0  # streamed events that reached us: what is estimated from until the engine says
+        self._tokens_per_event = 1.0
         self.ttft_s: float | None = None
         self._has_no_output = True  # no engine that makes output has it
         self._answering_since_s = self._arrived_s
@@ -225,6 +226,15 @@ class Passage:
         if self.ttft_s is None:
             self.ttft_s = self._ledger.now_s() - self._arrived_s
             self.counts.ttft.observe(self.ttft_s)
+            call = self.call
+            self._tokens_per_event = self._ledger.estimator.tokens_per_event(call.model, call.endpoint)
+
+    def streamed_tokens(self) -> int:
+        """Return about how much output was streamed so far: by its events, within the client's bound."""
+        events, bound = self.events, self.call.max_tokens
+        later = events - FIRST_EVENTS
+        tokens = events if later <= 0 else FIRST_EVENTS + round(later * self._tokens_per_event)
+        return tokens if bound is None or tokens <= bound else bound
 
     def finish(self, outcome: Outcome, *, used_nothing: bool = False) -> None:
         """Book the ending: outcome, lease, tokens, usage record. Later calls change nothing.
@@ -239,7 +249,7 @@ class Passage:
         self._leave_queue()
         lease = self._take_lease()
         now_s = ledger.now_s()
-        prompt, output = self._used(lease, used_nothing, now_s - self._answering_since_s)
+        prompt, output = self._used(lease, outcome, used_nothing, now_s - self._answering_since_s)
         self._note_ending(outcome, prompt, output, now_s)
         if self.trace is not None:
             self.trace.ended()
@@ -280,17 +290,21 @@ class Passage:
             self.counts.booked_tokens -= self._booked_tokens
         return lease
 
-    def _used(self, lease: Lease | None, used_nothing: bool, engine_s: float) -> tuple[int, int]:
+    def _used(
+        self, lease: Lease | None, outcome: Outcome, used_nothing: bool, engine_s: float
+    ) -> tuple[int, int]:
         """Return prompt and output tokens: counted by the engine, else by us, else estimated."""
         estimator, call = self._ledger.estimator, self.call
         if self.usage is not None:
             estimator.learn(call.model, call.prompt, self.usage.prompt_tokens)
             estimator.learn_pace(call.model, self.usage.output_tokens, engine_s)
+            if outcome is _COMPLETED and call.is_stream:
+                estimator.learn_events(call.model, call.endpoint, self.usage.output_tokens, self.events)
             return self.usage.prompt_tokens, self.usage.output_tokens
         if used_nothing or lease is None or not self._reached_engine:
             return 0, 0
         if call.is_stream or self._has_no_output:
-            return lease.prompt_tokens, self.events
+            return lease.prompt_tokens, self.streamed_tokens()
         return lease.prompt_tokens, estimator.output_after(call.model, engine_s, lease.output_tokens)
 
     def _as_sent(self, lease: Lease) -> bytes:

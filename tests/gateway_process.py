@@ -193,7 +193,8 @@ class FakeEngine:
                 request.transport.abort()
                 return web.Response()
             if served.body.get("stream"):
-                return await self._stream(request, served, tokens, pause, fault)
+                per_event = int(command.get("per_event", 1))
+                return await self._stream(request, served, tokens, pause, fault, per_event)
             for _ in range(tokens):
                 await asyncio.sleep(pause)
                 served.output_tokens += 1
@@ -205,8 +206,15 @@ class FakeEngine:
             raise
 
     async def _stream(
-        self, request: web.Request, served: Served, tokens: int, pause: float, fault: str | None
+        self,
+        request: web.Request,
+        served: Served,
+        tokens: int,
+        pause: float,
+        fault: str | None,
+        per_event: int,
     ) -> web.StreamResponse:
+        """Stream `tokens` events of `per_event` tokens each."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         for index in range(tokens):
@@ -217,7 +225,7 @@ class FakeEngine:
             if fault == "stall" and index == tokens // 2:
                 await asyncio.Event().wait()
             await asyncio.sleep(pause)
-            served.output_tokens += 1
+            served.output_tokens += per_event
             await self._event(response, {"choices": [{"delta": {"content": f"w{index}"}}]})
         if fault == "in_stream":
             served.ending = "refused"

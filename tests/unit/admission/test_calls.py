@@ -286,3 +286,16 @@ def test_whatever_a_client_sends_is_counted_or_refused_and_what_is_counted_can_b
         sent = json.loads(call.body(priority))
         assert sent.get("priority") == priority
         assert "request_id" not in sent
+
+
+def test_tokens_of_an_event_are_learned_by_model_and_endpoint() -> None:
+    estimator = PromptEstimator()
+    assert estimator.tokens_per_event("m", "chat") == 1.0
+    for _ in range(50):  # one token an event: exactly what is believed before
+        estimator.learn_events("m", "chat", output_tokens=30, events=30)
+    assert estimator.tokens_per_event("m", "chat") == 1.0
+    for _ in range(200):  # the first two carry a token each, the other 28 ten
+        estimator.learn_events("m", "completions", output_tokens=282, events=30)
+    assert estimator.tokens_per_event("m", "completions") == pytest.approx(10, rel=0.01)
+    estimator.learn_events("m", "responses", output_tokens=7, events=2)  # tells nothing
+    assert estimator.tokens_per_event("m", "responses") == 1.0
