@@ -112,7 +112,7 @@ class Health:
     repeated_rate: float | None = None  # tries of requests counted before; None where nobody tells
     rho_limited: float | None = None  # what `limited_rate` would add to rho
     silent_gateways: tuple[tuple[str, float], ...] = ()  # in the demand as last heard; seconds ago
-    heard_rate: float | None = None  # 60 s: what the gateways said that competes; None: all were heard
+    heard_rate: float | None = None  # 60 s: what surely competes; None: all gateways were heard
     rho_heard: float | None = None  # of that: rho is at least so much
     throughput: float | None = None
     arrivals: int | None = None  # counted in the fast window

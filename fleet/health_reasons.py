@@ -73,7 +73,11 @@ def _band(i: Interval) -> str:
 
 def _silence_line(e: Health) -> str:
     named = _listed(tuple(f"{name} for {age_s:.0f} s" for name, age_s in e.silent_gateways))
-    least = "" if e.rho_heard is None else f"; what was heard makes rho at least {e.rho_heard:.2f}"
+    least = (
+        ""
+        if e.rho_heard is None
+        else f"; what gateways and engines saw makes rho at least {e.rho_heard:.2f}"
+    )
     return f"silent gateways count with the demand they told last: {named}{least}"
 
 

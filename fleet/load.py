@@ -73,9 +73,16 @@ def with_offered(health: Health, offered: Offered | None) -> Health:
         repeated_rate=None if offered.fast_repeated is None else offered.fast_repeated / offered.fast_s,
         limited_rate=offered.fast_limited / offered.fast_s,
         silent_gateways=offered.silent,
-        heard_rate=offered.heard_rate,
+        heard_rate=_sure_rate(offered.heard_rate, health.competing_rate),
         waiting=waiting,
     )
+
+
+def _sure_rate(heard_rate: float | None, reached_rate: float | None) -> float | None:
+    """Return what surely competes: what gateways told of, or what reached the engines if that is more."""
+    if heard_rate is None or reached_rate is None:
+        return heard_rate
+    return max(heard_rate, reached_rate)
 
 
 def finish(

@@ -155,14 +155,18 @@ def test_while_a_gateway_is_silent_rho_is_named_as_a_sum_with_its_last_demand_an
 def test_what_is_stored_of_a_round_with_a_silent_gateway_gives_no_exact_rho():
     watch = Watch("a", gateways=GATEWAYS)
     for _ in range(20):
-        watch.round((node("a", served()),), heard("g1", flow("batch", 30)), heard("g2", flow("batch", 30)))
+        both = (heard("g1", flow("batch", 30)), heard("g2", flow("batch", 30)))
+        watch.round((node("a", served(requests=20)),), *both)
     for _ in range(6):
-        found = watch.round((node("a", served()),), heard("g1", flow("batch", 30)), lost("g2"))
+        found = watch.round((node("a", served(requests=20)),), heard("g1", flow("batch", 30)), lost("g2"))
     row = health_row(found, found.verdicts[-1])
     assert row["partial"]
     assert row["rho"] == pytest.approx(0.6)
     assert row["detail"].obj["rho_heard"] == pytest.approx(0.3)
     assert row["detail"].obj["silent_gateways"] == {"g2": 60.0}
+    for _ in range(6):  # now 5/s reach the engine, more than the 3/s that g1 tells of: so much is sure
+        found = watch.round((node("a", served(requests=50)),), heard("g1", flow("batch", 30)), lost("g2"))
+    assert health(found, "fleet").rho_heard == pytest.approx(0.5)
 
 
 def test_gateways_that_most_requests_go_round_are_no_measure_of_demand_when_one_misses_rounds():
