@@ -155,6 +155,14 @@ class Acceptor:
         for place in tuple(self._open):
             self.drop(place)
 
+    def hold_no_more(self) -> None:
+        """Have a public socket end with the last process that accepts there.
+
+        One that is held by who does not accept keeps clients waiting that nobody answers.
+        """
+        for one in self.doors.public:
+            one.close()
+
     async def follow(self) -> None:
         """Do what the supervisor says until it is gone; then drain."""
         line = self.doors.line

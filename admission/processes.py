@@ -165,6 +165,8 @@ class Supervisor:
         keepers = [asyncio.create_task(self._keep(place)) for place in self._places]
         others = [asyncio.create_task(self._reload_when_asked()), asyncio.create_task(self._watch())]
         await self._stopping.wait()
+        for place in self._places:  # each ends with its process; who connects is dealt to those left
+            place.public.close()
         for one in others:
             one.cancel()
         log.info("processes drain", extra={"limit_s": self._settings.drain_s})

@@ -49,6 +49,7 @@ from fleet.offers import NodeState
 log = logging.getLogger(__name__)
 
 _CUT_OFF_S = 2  # time for cut-off requests to end after the drain deadline
+_ON_ITS_WAY_S = 0.5  # what was sent before the listener closed is told so, and not reset
 _LAST_ANSWERS_S = 3.0  # connections get so long for one more answer, which says that it is the last
 
 
@@ -204,7 +205,10 @@ async def _serve(app: App, state: GatewayState, doors: Doors, outbox: Outbox) ->
     following = asyncio.ensure_future(acceptor.follow())
     await asyncio.wait(helpers, return_when=asyncio.FIRST_COMPLETED)
     if acceptor.stop.is_set():
-        await _drain(state)
+        acceptor.hold_no_more()
+        await _drain(state, listener)
+        acceptor.drop_all()
+        await _answer_the_last(listener)
     elif acceptor.leave.is_set():
         await _leave(state, listener, acceptor)
     acceptor.drop_all()
@@ -222,11 +226,24 @@ async def _nodes_are_known(state: GatewayState) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _drain(state: GatewayState) -> None:
-    """Refuse what is new, wait for what runs, at most `drain_s`."""
+async def _drain(state: GatewayState, listener: Listener) -> None:
+    """Refuse what is new, wait for what runs, at most `drain_s`.
+
+    Each answer is the last of its connection: one that is kept would be reset at the end, and what a client
+    just sent on it lost, where a new connection is refused and may be tried elsewhere.
+    """
     log.info("draining", extra={"limit_s": state.settings.drain_s})
+    listener.is_leaving = True
     state.drain()
     await _wait_for_running(state)
+
+
+async def _answer_the_last(listener: Listener) -> None:
+    """Let requests that are on their way, on connections there are, be refused in words."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + _ON_ITS_WAY_S
+    while listener.connections and loop.time() < until_s:
+        await asyncio.sleep(0.01)
 
 
 async def _leave(state: GatewayState, listener: Listener, acceptor: Acceptor) -> None:

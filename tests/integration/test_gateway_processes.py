@@ -18,7 +18,7 @@ import pytest
 from admission import doors
 from fleet.errors import InvalidInput
 from tests.gateway_group import Callers, GatewayGroup
-from tests.gateway_process import ROOT, FakeEngine, chat, eventually
+from tests.gateway_process import KEYS, ROOT, FakeEngine, chat, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +158,25 @@ def test_a_hangup_of_the_whole_terminal_and_an_end_amid_reloads_cut_no_stream(
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_while_one_process_drains_who_comes_is_told_so_though_the_others_have_ended(
+    group: GatewayGroup,
+) -> None:
+    headers = {"Authorization": f"Bearer {KEYS['acme']}"}
+    with httpx.Client(base_url=group.base_url, headers=headers, trust_env=False, timeout=60) as client:
+        stalled = chat("tokens=4 fault=stall", stream=True)
+        with client.stream("POST", "/v1/chat/completions", json=stalled) as stream:
+            lines = stream.iter_lines()  # which ends the stream when it is let go
+            assert next(lines).startswith("data: {")
+            group.process.send_signal(signal.SIGTERM)
+            eventually(lambda: len(group.entries("gateway stopped")) == 2)
+            for _ in range(12):  # three sockets had the port
+                with httpx.Client(trust_env=False, timeout=60) as other:
+                    answer = group.ask(other, chat())
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+                assert answer.headers["connection"] == "close"  # the next call may be taken elsewhere
+    assert group.process.wait(60) == 0
 
 
 def test_a_gateway_on_its_own_drains_at_a_hangup(tmp_path: Path, engine: FakeEngine) -> None:
