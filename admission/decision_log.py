@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from admission.calls import COMPLETIONS_MAX_TOKENS
 from fleet import decision as words
 from fleet.offers import Evicted, Lease, Limit, Refused, Ticket
 from fleet.outcomes import Outcome, Tier
+from fleet.tickets import CLIENT
 
 
 class PrefillTry:
@@ -137,7 +139,7 @@ class Entry:
             endpoint=self.endpoint,
             estimate=self._estimate(ticket),
             would_refuse=() if ticket is None else tuple(one.value for one in ticket.would_refuse),
-            wait=self._wait(ticket, now_s),
+            wait=self._wait(now_s),
             attempts=tuple(self._attempt(one) for one in self.attempts),
             ending=self._ending(),
         )
@@ -149,21 +151,33 @@ class Entry:
             bytes_per_token=self.bytes_per_token,
             prompt_basis=self.prompt_basis,
             output_tokens=None if ticket is None else ticket.output_tokens,
-            output_basis="" if ticket is None else ticket.output_basis,
+            output_basis="" if ticket is None else self._output_basis(ticket),
             max_tokens=self.max_tokens,
             choices=self.choices,
             size_class=None if ticket is None else ticket.size_class,
         )
 
-    def _wait(self, ticket: Ticket | None, now_s: float) -> words.Wait | None:
+    def _output_basis(self, ticket: Ticket) -> str:
+        """Return what the booked output comes from; a bound may be the endpoint's and not the client's."""
+        if ticket.output_basis == CLIENT and self.endpoint == "embeddings":
+            return "embeddings have none"
+        is_usual = self.max_tokens == COMPLETIONS_MAX_TOKENS * self.choices
+        if ticket.output_basis == CLIENT and self.endpoint == "completions" and is_usual:
+            return f"max_tokens, {COMPLETIONS_MAX_TOKENS} where the client names none"
+        return ticket.output_basis
+
+    def _wait(self, now_s: float) -> words.Wait | None:
+        """Return its first wait; those before later nodes stand with these."""
+        first = self.attempts[0].lease if self.attempts else None
+        ticket = self.ticket if first is None else first.ticket
         if ticket is None or ticket.ahead_requests is None:
             return None
-        until_s = self.left_queue_s if self.left_queue_s is not None else self.ended_s or now_s
+        waited_s = (self.ended_s or now_s) - ticket.arrived_at_s if first is None else first.queued_s
         return words.Wait(
             ahead_requests=ticket.ahead_requests,
             ahead_tokens=ticket.ahead_tokens,
             expected_s=ticket.expected_wait_s,
-            waited_s=max(0.0, until_s - ticket.arrived_at_s),
+            waited_s=max(0.0, waited_s),
         )
 
     def _attempt(self, one: Attempt) -> words.Attempt:
@@ -174,6 +188,7 @@ class Entry:
             candidates=lease.candidates,
             room_tokens=lease.room_tokens,
             after_s=one.at_s - self.arrived_s,
+            waited_s=lease.queued_s,
             failure=one.failure,
             prefills=tuple(
                 words.Prefill(node=each.node, took_s=each.took_s, failure=each.failure)

@@ -10,8 +10,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fleet.limiters import Limiter
 from fleet.messages import Label, Words
 from fleet.outcomes import Outcome, Tier
+from fleet.placement import REGARDLESS
+from fleet.requeue import BY_RECALL
 
 
 class _Part(BaseModel):
@@ -55,8 +58,9 @@ class Attempt(_Part):
     node: Label
     rule: Words
     candidates: int  # nodes that had room
-    room_tokens: int  # left on the node after it
+    room_tokens: int  # left on the node after it; below 0: not even an empty request fits there now
     after_s: float  # from arrival
+    waited_s: float = 0.0  # at the gate for this node; of the first, its whole wait
     failure: Words | None = None
     prefills: tuple[Prefill, ...] = ()  # in their order, before the node got the request
 
@@ -114,10 +118,11 @@ def in_words(decision: Decision) -> list[str]:
     if one.tier is not None and one.asked_tier is not None and one.tier is not one.asked_tier:
         lines.append(f"tier: counted as {one.tier}, the tenant's monthly budget is spent")
     lines.append(_estimate(one.estimate))
-    lines += [f"shadow: {name} would have refused it" for name in one.would_refuse]
+    lines += [f"shadow: {_would(name)}" for name in one.would_refuse]
     lines.append(_wait(one.wait) if one.wait is not None else "queue: it did not wait")
-    for attempt in one.attempts:
-        lines += [_attempt(attempt), *map(_prefill, attempt.prefills)]
+    for place, attempt in enumerate(one.attempts):
+        before = {each.node for each in one.attempts[:place]}
+        lines += [_attempt(attempt, before), *map(_prefill, attempt.prefills)]
     lines.append("end: it is still inside" if one.ending is None else _ending(one.ending))
     return lines
 
@@ -142,14 +147,23 @@ def _wait(one: Wait) -> str:
     )
 
 
-def _attempt(one: Attempt) -> str:
-    nodes = (
-        "the only node with room" if one.candidates == 1 else f"{one.rule} of {one.candidates} with room"
-    )
+def _would(limiter: str) -> str:
+    spent = limiter == Limiter.MONTHLY_BUDGET  # what happens then is the tenant's `over_budget`
+    return f"{limiter} would have refused it" + (" or made it best_effort" if spent else "")
+
+
+def _attempt(one: Attempt, before: set[str]) -> str:
+    """Say where it went. `before`: nodes it was sent to before, which others are preferred to."""
+    if one.rule in (REGARDLESS, BY_RECALL):
+        nodes = one.rule
+    elif one.candidates == 1:
+        nodes = f"the only {'other ' if before - {one.node} else ''}node with room"
+    else:
+        nodes = f"{one.rule} of {one.candidates} with room"
+    left = "nothing more fits there now" if one.room_tokens < 0 else f"{one.room_tokens} tokens left there"
+    again = f", having waited {one.waited_s:.3f} s again" if before and one.waited_s >= 0.0005 else ""
     failed = f"; failed: {one.failure}" if one.failure else ""
-    return (
-        f"node: {one.node} after {one.after_s:.3f} s ({nodes}; {one.room_tokens} tokens left there){failed}"
-    )
+    return f"node: {one.node} after {one.after_s:.3f} s{again} ({nodes}; {left}){failed}"
 
 
 def _prefill(one: Prefill) -> str:

@@ -18,6 +18,7 @@ from fleet.decision import Decision, in_words
 from fleet.outcomes import Outcome
 from tests.gateway_process import (
     ADMIN_TOKEN,
+    MODEL,
     PROMPT_TOKENS,
     FakeEngine,
     GatewayProcess,
@@ -81,6 +82,24 @@ def test_a_served_request_says_what_was_booked_and_where_it_went(gateway: Gatewa
     assert said.ending.outcome is Outcome.COMPLETED
     assert (said.ending.prompt_tokens, said.ending.output_tokens) == (PROMPT_TOKENS, 5)
     assert said.ending.is_exact
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "output", "basis"),
+    [
+        ("embeddings", {"input": "word"}, 0, "embeddings have none"),
+        ("completions", {"prompt": "tokens=1"}, 16, "max_tokens, 16 where the client names none"),
+        ("completions", {"prompt": "tokens=1", "max_tokens": 7}, 7, "the client's max_tokens"),
+    ],
+)
+def test_a_bound_that_the_client_did_not_name_is_not_called_the_clients(
+    gateway: GatewayProcess, path: str, given: dict[str, Any], output: int, basis: str
+):
+    with gateway.client() as client:
+        answer = client.post(f"/v1/{path}", json={"model": MODEL, **given})
+    assert answer.status_code == 200
+    estimate = decision(gateway, answer.headers["x-request-id"]).estimate
+    assert (estimate.output_tokens, estimate.output_basis) == (output, basis)
 
 
 def test_a_refused_request_names_the_limit_with_its_numbers(gateway: GatewayProcess, engine: FakeEngine):

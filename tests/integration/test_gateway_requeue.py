@@ -129,6 +129,16 @@ def test_the_client_of_a_request_that_was_taken_back_notices_nothing_but_the_wai
     assert gateway.metric("rhodeck_gateway_retries_total") == 0
     assert gateway.metric("rhodeck_gateway_dispatched_total") == len(records)
     assert gateway.status()["in_flight_tokens"] == 0
+    assert sorted(len(tries) for tries in attempts_of(gateway, records)) == [1] * len(clients) + [2]
+    [twice] = [tries for tries in attempts_of(gateway, records) if len(tries) == 2]
+    assert twice[0]["failure"] == "its room went to an interactive request"
+    assert twice[0]["waited_s"] < twice[1]["waited_s"]  # it started at once, then it waited
+
+
+def attempts_of(gateway: GatewayProcess, records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return what is kept of the nodes each request was sent to."""
+    found = [gateway.admin.get(f"/admin/decisions/{one['request_id']}").json() for one in records]
+    return [one["attempts"] for one in found]
 
 
 def test_without_leave_of_the_policy_nothing_is_taken_back(
