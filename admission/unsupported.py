@@ -29,8 +29,12 @@ def _exact_quotas(assignment: Assignment) -> list[str]:
 
 
 def _priorities(assignment: Assignment) -> list[str]:
-    """Priorities that no engine heeds: every node schedules first come, first served, or does not say."""
-    if not assignment.nodes or any(node.honours_priority for node in assignment.nodes):
+    """Priorities that no engine of some model heeds: all are first come, first served, or do not say."""
+    heeds: dict[str, bool] = {}
+    for node in assignment.nodes:
+        for model in node.models:
+            heeds[model] = heeds.get(model, False) or node.honours_priority
+    if all(heeds.values()):
         return []
     tiers = assignment.policy.tiers
     return [pointer_of(("tiers", tier, "engine_priority")) for tier in TIERS if tiers[tier].engine_priority]

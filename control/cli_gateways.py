@@ -51,6 +51,8 @@ def list_gateways() -> None:
             said = f": {state.message}" if state.message else ""
             indent = "" if group is None else "  "
             click.echo(f"{indent}{state.name}  {state.url}  {state.condition}  {age}{said}")
+            if state.unsupported:
+                click.echo(f"{indent}  does not enforce {', '.join(state.unsupported)}")
     if not states:
         click.echo("no gateways; add one with `rhodeck gateways add NAME URL`")
 

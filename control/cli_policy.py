@@ -151,6 +151,8 @@ def status() -> None:
             f"  {state.name}: {state.condition}, revision {state.revision_observed or '-'} of "
             f"{state.revision_desired or '-'}, heard {age}{': ' if state.message else ''}{state.message}"
         )
+        if state.unsupported:
+            click.echo(f"    does not enforce {', '.join(state.unsupported)}")
 
 
 def _steer(name: str, act: Callable[..., Rollout], summary: str) -> None:

@@ -254,6 +254,10 @@ def test_priorities_no_engine_heeds_are_said_to_be_unsupported_and_not_sent(
         assert gateway.push(document).status_code == 200
         assert gateway.status()["unsupported"] == []
         assert client.post("/v1/chat/completions", json=chat(priority=-9)).status_code == 200
+        deaf = document["nodes"][0] | {"models": ["deaf"], "honours_priority": False}
+        mixed = document | {"generation": 3, "nodes": [deaf, *document["nodes"][1:]]}
+        assert gateway.push(mixed).status_code == 200  # of one model nobody heeds them
+        assert len(gateway.status()["unsupported"]) == 2
     first, second = sorted(
         (one for engine in engines for one in engine.served), key=lambda one: len(one.body)
     )

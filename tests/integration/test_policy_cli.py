@@ -16,8 +16,10 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from control import cli
-from control.tables import TenantKeyRow
+from control.tables import GatewayObservedRow, TenantKeyRow
 from control.tenant_keys import key_hash
+from fleet.clock import SystemClock
+from fleet.messages import GatewayStatus
 from fleet.policy import default_policy
 from tests.postgres_server import FreshDatabase
 
@@ -198,6 +200,45 @@ def test_gateways_are_added_listed_and_removed(run: Run) -> None:
         run("gateways", "add", "gw-2", "http://127.0.0.1:8400").exit_code == 0
     )  # the address is free again
     assert run("gateways", "add", "gw-1", "http://127.0.0.1:8402").exit_code == 0  # and so is the name
+
+
+def test_what_a_gateway_does_not_enforce_is_listed_with_it(
+    run: Run, policy_file: Path, database: FreshDatabase
+) -> None:
+    assert run("policy", "publish", str(policy_file), "--note", "begin", "--parent", "0").exit_code == 0
+    assert run("gateways", "add", "gw-1", "http://127.0.0.1:8400").exit_code == 0
+    listings = (("gateways", "list"), ("policy", "rollout"))
+    assert all("enforce" not in run(*listing).output for listing in listings)
+    now = SystemClock().now()
+    pointers = ("/tiers/batch/engine_priority", "/tenants/acme/quota_mode")
+    status = GatewayStatus(
+        gateway="gw-1",
+        boot_id="b",
+        version="1",
+        ready=True,
+        epoch=1,
+        generation=1,
+        revision=1,
+        digest=None,
+        from_disk=False,
+        unsupported=pointers,
+        in_flight_requests=0,
+        in_flight_tokens=0,
+        queues={},
+        nodes_usable=1,
+        nodes_total=1,
+        usage_spool="s",
+        usage_last_seq=0,
+        clock_at_s=now.timestamp(),
+        started_at_s=now.timestamp(),
+    ).model_dump(mode="json", by_alias=True)
+    with Session(database.engine) as session, session.begin():
+        row = GatewayObservedRow(
+            gateway="gw-1", condition="converged", message="", tried_at=now, seen_at=now, status=status
+        )
+        session.add(row)
+    for listing in listings:
+        assert f"does not enforce {', '.join(pointers)}" in run(*listing).output
 
 
 def test_the_processes_of_one_gateway_are_registered_by_one_command_and_shown_as_a_group(run: Run) -> None:
