@@ -45,6 +45,9 @@ class SignalBook:
     _waits: deque[tuple[float, dict[str, Histogram]]] = field(
         default_factory=deque[tuple[float, dict[str, Histogram]]]
     )
+    _timeouts: dict[Tier, list[tuple[float, float]]] = field(
+        default_factory=dict[Tier, list[tuple[float, float]]]
+    )  # of each tier, newest last: when it was last in force, and how long who came then may wait
 
     def take(
         self, round_: Round, assessment: Assessment, slices: RoundSlices, policy: Policy | None
@@ -210,7 +213,7 @@ class SignalBook:
             if not any(of_tier == tier.value for _, of_tier in self._uses):
                 continue
             found.append(self._unfairness(tier, policy))
-            found.append(self._starvation(round_, tier, policy))
+            found.append(self._starvation(round_, at_s, tier, policy))
         return found
 
     def _unfairness(self, tier: Tier, policy: Policy | None) -> FlowSignal:
@@ -231,7 +234,23 @@ class SignalBook:
         detail: dict[str, object] = {"jain": shared.jain, "tenant": worst.tenant, "shares": _shares(shared)}
         return FlowSignal(FlowRule.UNFAIRNESS, "tier", tier.value, worst.shortfall, words, detail)
 
-    def _starvation(self, round_: Round, tier: Tier, policy: Policy | None) -> FlowSignal:
+    def _allowed_s(self, tier: Tier, policy: Policy | None, at_s: float) -> float | None:
+        """Return the longest that anybody in the window may have waited.
+
+        Who came before a timeout was lowered keeps the old one.
+        """
+        if policy is None:
+            return None
+        timeout_s = policy.tiers[tier].queue_timeout_s
+        known = self._timeouts.setdefault(tier, [])
+        if known:
+            known[-1] = (at_s, known[-1][1])  # in force until now, or still
+        if not known or known[-1][1] != timeout_s:
+            known.append((at_s, timeout_s))
+        known[:] = [one for one in known if sum(one) + WAIT_S >= at_s]
+        return max(one for _, one in known)
+
+    def _starvation(self, round_: Round, at_s: float, tier: Tier, policy: Policy | None) -> FlowSignal:
         oldest = [
             result.oldest_wait_s[tier.value]
             for result in round_.gateways
@@ -239,7 +258,7 @@ class SignalBook:
         ]
         waits = merge(found[tier.value] for _, found in self._waits if tier.value in found)
         longest_s = longest_wait(max(oldest, default=None), waits)
-        allowed_s = None if policy is None else policy.tiers[tier].queue_timeout_s
+        allowed_s = self._allowed_s(tier, policy, at_s)
         if longest_s is None or allowed_s is None:
             return FlowSignal(
                 FlowRule.STARVATION, "tier", tier.value, None, f"{tier.words}: longest wait not known"

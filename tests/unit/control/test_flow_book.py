@@ -257,6 +257,26 @@ def test_a_crowded_out_tenant_and_a_long_wait_are_signals_of_the_tier():
     assert signal(found, FlowRule.STARVATION, "interactive").value == pytest.approx(1.45 / 1.5)
 
 
+def test_a_lowered_timeout_makes_no_starvation_of_waits_that_were_within_the_old_one():
+    world = World(gateways=True)
+    for _ in range(3):  # 8 s of 30 were waited
+        world.round(None, flow(tier="batch", histograms={"queue_wait_s": spread(6, 8.0)}))
+    document = default_policy().as_document()
+    document["tiers"]["batch"]["queue_timeout_s"] = 5.0
+    world.book.learn(parse(document))
+    served = flow(tier="batch", histograms={"queue_wait_s": spread(6, 0.05)})
+    for _ in range(5):  # until the last of them has left the window
+        found = world.round(None, served)
+        assert signal(found, FlowRule.STARVATION, "batch").value == pytest.approx(
+            5.0 / 30
+        )  # edge below 8 s
+    for _ in range(5):  # who came under the old timeout has left 30 s later, and the window after 60 s more
+        found = world.round(None, served)
+    late = flow(tier="batch", histograms={"queue_wait_s": spread(6, 5.5)})
+    found = world.round(None, late)
+    assert signal(found, FlowRule.STARVATION, "batch").value == pytest.approx(5.0 / 5)
+
+
 def test_attempts_for_each_request_need_gateways_that_count_them():
     world = World(gateways=True)
     for _ in range(13):
