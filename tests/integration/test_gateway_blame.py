@@ -31,7 +31,10 @@ def serving(folder: Path, engines: list[FakeEngine], *flags: str) -> Generator[G
         for engine in engines:
             stack.enter_context(engine.serving())
         gateway = stack.enter_context(GatewayProcess(folder / "gw", *flags).running())
-        gateway.push_and_open(engines)
+        document = assignment(engines)
+        document["policy"]["routing"] = {"ejection": {"interval_s": 600.0}}  # however long a test takes
+        assert gateway.push(document).status_code == 200
+        eventually(lambda: gateway.status()["nodes_usable"] == len(engines))
         yield gateway
 
 
