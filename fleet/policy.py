@@ -148,7 +148,7 @@ class Routing(_Part):
     spot_tiers: tuple[Tier, ...] = (Tier.BATCH, Tier.BEST_EFFORT)
     """Tiers that may run on spot nodes."""
     prefix_affinity: Flag = False
-    """Prefer the prompt's home, the same node for equal beginnings at every gateway, while it is not hot."""
+    """Prefer the prompt's home: one node for equal beginnings at every gateway, while it is not hot."""
     ejection: Ejection = Ejection()
     """When nodes that fail requests are taken out, and how they come back."""
     adapters: Literal["listed", "discovered"] = "listed"
