@@ -43,11 +43,18 @@ class Outbox:
             self._loop.call_soon(self.send)
 
     def send(self) -> None:
-        """Send all that is held."""
+        """Send all that is held. After a fault what is left goes in the next turn: nobody else sends it."""
         held, self._held, self._is_due = self._held, [], False
-        self.write_first()
-        for one in held:
-            one.let_go()
+        is_done = False
+        try:
+            self.write_first()
+            for one in held:
+                one.let_go()
+            is_done = True
+        finally:
+            if not is_done:
+                self._held = held + self._held  # those that have sent hold nothing
+                self.soon()
 
     def write_first(self) -> None:
         """Write what must be on disk before anything leaves."""
@@ -66,9 +73,14 @@ class Outgoing:
         self._held_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Send `data` when the turn ends, after what was written before it."""
+        """Send `data` when the turn ends, after what was written before it.
+
+        A connection that closes takes no more: beyond the bound it is forgotten.
+        """
         if not self._held:
             self._outbox.take(self)
+        elif self._held_bytes > MAX_HELD_BYTES and self.inner.is_closing():
+            return
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > MAX_HELD_BYTES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -28,12 +29,16 @@ class Place:
     def __init__(self) -> None:
         self.writes = 0  # times that what comes first was written
         self.arrived_before = list[bytes]()  # what the other end had, each of these times
+        self.faults = 0  # times that it fails first
         self.ours, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
 
     def write_first(self) -> None:
         self.writes += 1
         self.arrived_before.append(self.peek())
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("a fault of ours")
 
     def peek(self) -> bytes:
         try:
@@ -190,3 +195,61 @@ def test_a_request_that_met_the_end_of_its_connection_before_it_left_was_not_rea
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+@LOOPS
+def test_what_is_written_to_a_connection_that_closes_is_bounded(new_loop: Loop) -> None:
+    """Its other end said that it sends no more and reads nothing: the loop waits for it with what is left."""
+
+    async def play(place: Place, outbox: Outbox, one: Outgoing) -> None:
+        while not one.inner.get_write_buffer_size():
+            one.write(b"x" * 4_096)
+            one.hurry()
+        one.close()  # as the loop does at the other side's end
+        tracemalloc.start()
+        try:
+            for _ in range(2_000):
+                one.write(bytes(4_096))
+            assert tracemalloc.get_traced_memory()[0] < 8 * MAX_HELD_BYTES
+        finally:
+            tracemalloc.stop()
+        await turns()
+
+    played(new_loop, play)
+
+
+@LOOPS
+def test_a_fault_of_what_comes_first_holds_nothing_for_ever(new_loop: Loop) -> None:
+    async def play(place: Place, outbox: Outbox, one: Outgoing) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about["message"]))
+        place.faults = 1
+        one.write(b"a")
+        await turns(4)
+        assert place.read() == b"a"
+        one.write(b"b")
+        await turns()
+        assert place.read() == b"b"
+
+    told: list[str] = []
+    assert played(new_loop, play).arrived_before == [b"", b"", b""]  # nothing left before it was written
+    assert len(told) == 1
+
+
+@LOOPS
+def test_a_fault_with_one_connection_leaves_the_others_theirs(new_loop: Loop) -> None:
+    async def play(place: Place, outbox: Outbox, one: Outgoing) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about["message"]))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+            transport.write_eof()
+            outbox.of(transport).write(b"after its end")  # which a transport does not take
+            one.write(b"kept")
+            await turns(4)
+            assert place.read() == b"kept"
+            transport.abort()
+            await turns()
+
+    told: list[str] = []
+    played(new_loop, play)
+    assert len(told) == 1
