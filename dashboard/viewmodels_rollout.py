@@ -54,7 +54,6 @@ def cards(now: RolloutNow, at: datetime, zone: Zone) -> list[Card]:
     rollout = now.rollout
     if rollout is None:
         return [Card("Rollout", UNKNOWN, "none yet", "unknown", "publish a policy first")]
-    tone, word, meaning = STATES[rollout.state]
     done = [g for g in now.gateways if is_done(g, rollout)]
     whole = len(done) == len(now.gateways) and bool(done)
     return [
@@ -65,16 +64,29 @@ def cards(now: RolloutNow, at: datetime, zone: Zone) -> list[Card]:
             "plain",
             _by(now, at, zone),
         ),
-        Card("Stage", word, "in force" if rollout.state == "live" else _for(rollout, at), tone, meaning),
-        Card(
-            "Gateways confirmed",
-            f"{len(done)} of {len(now.gateways)}",
-            "all" if whole else "not all",
-            "good" if whole else "watch",
-            _missing(now.gateways, done),
-        ),
+        _stage_card(rollout, at, is_everywhere=whole),
+        _confirmed_card(now.gateways, done),
         Card("Bake", bake_text(rollout, at), *_bake_look(rollout, at)),
     ]
+
+
+def _stage_card(rollout: Rollout, at: datetime, *, is_everywhere: bool) -> Card:
+    """Return the stage; one that was reached is in force only where every gateway confirms it now."""
+    tone, word, meaning = STATES[rollout.state]
+    if rollout.state != "live":
+        return Card("Stage", word, _for(rollout, at), tone, meaning)
+    if is_everywhere:
+        return Card("Stage", word, "in force", tone, meaning)
+    return Card("Stage", word, "not everywhere now", "watch", meaning)
+
+
+def _confirmed_card(gateways: Sequence[GatewayState], done: Sequence[GatewayState]) -> Card:
+    if not gateways:
+        return Card("Gateways confirmed", UNKNOWN, "no gateway", "unknown")
+    whole = len(done) == len(gateways)
+    said, tone = ("all", "good") if whole else ("not all", "watch")
+    value = f"{len(done)} of {len(gateways)}"
+    return Card("Gateways confirmed", value, said, tone, _missing(gateways, done))
 
 
 def not_everywhere(now: RolloutNow) -> str | None:

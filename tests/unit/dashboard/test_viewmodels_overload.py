@@ -16,6 +16,7 @@ from dashboard.viewmodels import DIAGNOSIS_PAGE
 from dashboard.viewmodels_attention import attention, nothing
 from dashboard.viewmodels_overload import overload, two_rhos
 from dashboard.viewmodels_quality import cards as quality_cards
+from dashboard.viewmodels_rollout import cards as rollout_cards
 from dashboard.viewmodels_rollout import not_everywhere
 from fleet.messages import QueueState
 from fleet.outcomes import Tier
@@ -148,3 +149,18 @@ def test_a_policy_says_where_it_is_not_in_force() -> None:
     assert said == "Revision 2 (live) is confirmed by 1 of 2 gateways; not by: gw-2 unreachable"
     assert not_everywhere(RolloutNow(rollout("live"), (first,), None)) is None
     assert not_everywhere(RolloutNow(None, (first,), None)) is None
+
+
+def test_a_stage_that_was_reached_is_in_force_only_where_every_gateway_says_so_now() -> None:
+    first, second = gateway("converged"), replace(gateway("converged"), name="gw-2")
+
+    def stage(state: str, *found: GatewayState) -> tuple[str, str, str]:
+        card = rollout_cards(RolloutNow(rollout(state), found, None), AT, UTC_ZONE)[1]
+        return card.value, card.word, card.tone
+
+    assert stage("live", first, second) == ("live", "in force", "good")
+    away = replace(gateway("unreachable"), name="gw-2")
+    assert stage("live", first, away) == ("live", "not everywhere now", "watch")
+    assert stage("live") == ("live", "not everywhere now", "watch")  # no gateway: in force nowhere
+    confirmed = rollout_cards(RolloutNow(rollout("live"), (), None), AT, UTC_ZONE)[2]
+    assert (confirmed.value, confirmed.tone) == ("\u2014", "unknown")  # "0 of 0" is no count
