@@ -42,7 +42,7 @@ TAILS: dict[str, Any] = {
     "share": _figure("of all places", "What part of the places those slowest requests hold", width=94),
 }
 SUBJECTS: dict[str, Any] = {
-    "subject": column.LinkColumn("Queue", display_text=r"subject=(.+)$", width=140),
+    "subject": column.LinkColumn("Queue", display_text=r"#(.+)$", width=140),
     "state": column.TextColumn("Balance", width=115),
     "doubling": _figure("p99 doubles in", width=102),
     "minutes": column.NumberColumn("Minutes", width=68, help="Whole minutes it is judged from"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from control.flow_store import FlowNow, SloCount
 from dashboard import words
@@ -15,7 +16,7 @@ from dashboard.data import PolicyNow
 from dashboard.times import Zone
 from dashboard.viewmodels import SIGNS, Card
 from dashboard.words import Tone
-from fleet.flow_signals import UNITS, FlowRule
+from fleet.outcomes import Tier
 from fleet.policy import Policy, parse
 from fleet.utilization_curve import IDLE_P50, UtilizationCurve
 
@@ -32,18 +33,6 @@ _STAGES = {
     "prefill": "prefill",
     "decode": "decode",
 }
-_RULES = {
-    FlowRule.BURST: "burst",
-    FlowRule.KV_EXHAUSTION: "KV in 5 minutes",
-    FlowRule.SLO_BURN_FAST: "budget burn, fast",
-    FlowRule.SLO_BURN_SLOW: "budget burn, slow",
-    FlowRule.HOT_NODE: "hot node",
-    FlowRule.UNFAIRNESS: "unfairness",
-    FlowRule.STARVATION: "longest wait",
-    FlowRule.RETRY_STORM: "attempts a request",
-}
-
-
 RULE = (
     "Any two raised: the queue has left equilibrium, and steady-state numbers do not hold. It is unstable "
     "at once when the low end of rho passes 1, or when p99 certainly doubles under a still p50."
@@ -72,12 +61,14 @@ def stage_caption(state: FlowNow, zone: Zone) -> str:
 
 def label(scope: str, name: str) -> str:
     """Return a subject as the address and the list of choices have it."""
-    return FLEET if scope == "fleet" else f"{scope} {name}"
+    return FLEET if scope == "fleet" else f"{scope} {words.tier_or_name(scope, name)}"
 
 
 def subject_of(chosen: str) -> tuple[str, str]:
     """Return (scope, name) of a label."""
     scope, _, name = chosen.partition(" ")
+    if scope == "tier":
+        name = name.replace(Tier.BEST_EFFORT.words, Tier.BEST_EFFORT)
     return ("fleet", "") if scope == FLEET else (scope, name)
 
 
@@ -96,15 +87,9 @@ def find(states: Sequence[FlowNow], scope: str, name: str) -> FlowNow | None:
     return next((s for s in states if (s.scope, s.name) == (scope, name)), None)
 
 
-def _rows(state: FlowNow, name: str) -> list[dict[str, Any]]:
+def stored(state: FlowNow, name: str) -> list[dict[str, Any]]:
     """Return one of the lists that were stored with a state; empty where an older release wrote none."""
     found: list[dict[str, Any]] | None = state.detail.get(name)
-    return found or []
-
-
-def _shares_of(signal: Mapping[str, Any]) -> list[dict[str, Any]]:
-    detail: Mapping[str, Any] = signal["detail"] or {}
-    found: list[dict[str, Any]] | None = detail.get("shares")
     return found or []
 
 
@@ -130,7 +115,7 @@ def balance_look(state: FlowNow) -> tuple[str, Tone, str]:
     rho: float | None = state.detail.get("rho")
     if rho is not None and rho >= 1:
         return "overloaded", "act", f"level only because requests are refused or give up: rho {rho:.2f}"
-    raised = [s["name"] for s in _rows(state, "signals") if s["is_raised"]]
+    raised = [s["name"] for s in stored(state, "signals") if s["is_raised"]]
     if raised:
         return balance, "watch", f"but {' and '.join(raised)} raised"
     return (balance, "plain", "level; rho not known") if rho is None else (balance, tone, word)
@@ -174,7 +159,7 @@ def _doubling(state: FlowNow | None) -> Card:
 
 def _has_trend(state: FlowNow) -> bool:
     """Return whether a doubling was looked for: the trend of too few minutes says nothing."""
-    found = _rows(state, "signals")
+    found = stored(state, "signals")
     return any(s["name"] == "trend" and s["is_raised"] is not None for s in found)
 
 
@@ -225,7 +210,7 @@ def _burn(state: FlowNow | None) -> Card:
 
 def signal_rows(state: FlowNow, *, is_old: bool) -> dict[str, list[Any]]:
     """Return the four signals; those of an old state are not known now."""
-    found = _rows(state, "signals")
+    found = stored(state, "signals")
     return {
         "signal": [s["name"] for s in found],
         "state": [_raised(None if is_old else s["is_raised"]) for s in found],
@@ -235,7 +220,7 @@ def signal_rows(state: FlowNow, *, is_old: bool) -> dict[str, list[Any]]:
 
 def raised_lines(state: FlowNow) -> list[str]:
     """Return the evidence of raised signals as sentences: a narrow table cuts it."""
-    return [f"{s['name']}: {s['evidence']}." for s in _rows(state, "signals") if s["is_raised"]]
+    return [f"{s['name']}: {s['evidence']}." for s in stored(state, "signals") if s["is_raised"]]
 
 
 def _raised(is_raised: bool | None) -> str:
@@ -246,7 +231,7 @@ def _raised(is_raised: bool | None) -> str:
 
 def stage_rows(state: FlowNow) -> dict[str, list[Any]]:
     """Return Little's law for each stage of the newest whole minute."""
-    found = _rows(state, "stages")
+    found = stored(state, "stages")
     residuals = [_minus(s["held"], s["explained"]) for s in found]
     return {
         "stage": [_STAGES.get(s["name"], s["name"]) for s in found],
@@ -300,7 +285,7 @@ def _range(bounds: Sequence[float | None] | None, *, percent: bool = False) -> s
 
 def queue_lengths(state: FlowNow) -> str:
     """Return how many wait at percentiles, as a sentence; "" where somebody may overtake."""
-    found = _rows(state, "queue_lengths")
+    found = stored(state, "queue_lengths")
     if not found:
         return ""
     said = "; ".join(
@@ -318,7 +303,7 @@ def subject_rows(
 ) -> dict[str, list[Any]]:
     """Return every queue with its balance."""
     return {
-        "subject": [f"/flow?subject={label(s.scope, s.name)}" for s in states],
+        "subject": [_link(label(s.scope, s.name)) for s in states],
         "state": [
             f"{SIGNS['unknown']} not known"
             if s.balance is None or is_stale(s, now, stale_s)
@@ -338,48 +323,13 @@ def subject_rows(
     }
 
 
+def _link(subject: str) -> str:
+    return f"/flow?subject={quote(subject, safe='')}#{subject}"
+
+
 def _balance_text(state: FlowNow) -> str:
     value, tone, _ = balance_look(state)
     return f"{SIGNS[tone]} {value}"
-
-
-def other_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
-    """Return bursts, KV, burn rates, hot nodes, shares, waits and repetitions, the nearest to bad first."""
-    found = [(UNITS[FlowRule(one["rule"])][2], one) for state in states for one in _rows(state, "others")]
-    found.sort(key=lambda s: (s[1]["value"] is None, -(s[1]["value"] or 0.0) / s[0], s[1]["rule"]))
-    return {
-        "state": [_against(one["value"], limit) for limit, one in found],
-        "rule": [_RULES[FlowRule(one["rule"])] for _, one in found],
-        "subject": [words.tier(label(one["scope"], one["subject"])) for _, one in found],
-        "value": [words.UNKNOWN if one["value"] is None else f"{one['value']:.2f}" for _, one in found],
-        "limit": [f"{limit:g}" for limit, _ in found],
-        "words": [words.tier(one["summary"]) for _, one in found],
-    }
-
-
-def _against(value: float | None, limit: float) -> str:
-    if value is None:
-        return f"{SIGNS['unknown']} not known"
-    return f"{SIGNS['watch']} above" if value > limit else f"{SIGNS['good']} below"
-
-
-def share_rows(states: Sequence[FlowNow]) -> dict[str, list[Any]]:
-    """Return who got how much of each tier."""
-    rows = [
-        (one["subject"], share)
-        for state in states
-        for one in _rows(state, "others")
-        if one["rule"] == FlowRule.UNFAIRNESS
-        for share in _shares_of(one)
-    ]
-    return {
-        "tier": [words.tier(tier) for tier, _ in rows],
-        "tenant": [share["tenant"] for _, share in rows],
-        "share": [words.percent(share["share"]) for _, share in rows],
-        "weight": [words.percent(share["weight_ratio"]) for _, share in rows],
-        "due": [words.percent(share["entitled"]) for _, share in rows],
-        "state": ["yes" if share["is_backlogged"] else "no" for _, share in rows],
-    }
 
 
 def curve_lines(curves: Mapping[str, UtilizationCurve]) -> list[str]:

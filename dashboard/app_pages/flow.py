@@ -7,6 +7,7 @@ import streamlit as st
 from dashboard import charts_flow, components, data, data_flow, state
 from dashboard import tables_flow as tables
 from dashboard import viewmodels_flow as vm
+from dashboard.flow_signals_panel import signals_panel
 
 st.title("Flow")
 chosen = state.filters()
@@ -61,14 +62,7 @@ def live() -> None:
         components.table(
             vm.subject_rows(flow.states, at, chosen.zone, flow.stale_s), tables.SUBJECTS, key="queues"
         )
-        st.subheader("Bursts, KV, hot nodes, waits, repetitions")
-        components.table(
-            vm.other_rows(vm.fresh(flow.states, at, flow.stale_s)), tables.OTHERS, key="others"
-        )
-        st.subheader("Shares of tenants")
-        components.table(
-            vm.share_rows(vm.fresh(flow.states, at, flow.stale_s)), tables.SHARES, key="shares"
-        )
+        signals_panel(vm.fresh(flow.states, at, flow.stale_s))
 
 
 components.live(live, chosen.tick_s())
