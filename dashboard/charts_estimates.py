@@ -45,6 +45,7 @@ def _colour(place: int) -> str:
 
 def cost_and_refusals(compared: Comparison) -> Figure:
     """Return one point a strategy: its cost, and the share of requests it misses."""
+    usd = money_axis.form(money_axis.digits((o.cost_usd for o in compared.outcomes), least=0.0))
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -53,7 +54,7 @@ def cost_and_refusals(compared: Comparison) -> Figure:
             "x": [rounded(100 * found.stand.missed / found.month.offered)],
             "y": [rounded(found.cost_usd)],
             "marker": {"color": _colour(place), "size": 14},
-            "hovertemplate": "%{x:.2f} % missed, $%{y:,.0f}<extra>%{fullData.name}</extra>",
+            "hovertemplate": f"%{{x:.2f}} % missed, $%{{y:{usd}}}<extra>%{{fullData.name}}</extra>",
         }
         for place, found in enumerate(compared.outcomes)
     ]
@@ -66,7 +67,7 @@ def cost_and_refusals(compared: Comparison) -> Figure:
         yaxis={"rangemode": "tozero", **money_axis.axis(o.cost_usd for o in compared.outcomes)},
     )
     said = "; ".join(
-        f"{o.name}: ${o.cost_usd:,.0f}, {percent(o.stand.missed / o.month.offered, 2)} missed"
+        f"{o.name}: ${o.cost_usd:{usd}}, {percent(o.stand.missed / o.month.offered, 2)} missed"
         for o in compared.outcomes
     )
     return Figure({"data": data, "layout": layout}, said, 360)
@@ -105,6 +106,9 @@ def nodes_over_time(compared: Comparison, hours: int = WEEK_HOURS) -> Figure:
 
 def price_of_a_refusal(compared: Comparison, refusal_usd: float) -> Figure:
     """Return the cost with refusals against what a refusal costs: the lowest line wins."""
+    top = 2 * max(found.cost_usd for found in compared.outcomes)
+    least = min(found.cost_usd for found in compared.outcomes)
+    usd = money_axis.form(money_axis.digits([top], least=0.8 * least))
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -113,12 +117,10 @@ def price_of_a_refusal(compared: Comparison, refusal_usd: float) -> Figure:
             "x": list(_CENTS),
             "y": [rounded(found.stand.total_usd(cents / 100)) for cents in _CENTS],
             "line": {"color": _colour(place), "width": 2},
-            "hovertemplate": "$%{y:,.0f}<extra>%{fullData.name}</extra>",
+            "hovertemplate": f"$%{{y:{usd}}}<extra>%{{fullData.name}}</extra>",
         }
         for place, found in enumerate(compared.outcomes)
     ]
-    top = 2 * max(found.cost_usd for found in compared.outcomes)
-    least = min(found.cost_usd for found in compared.outcomes)
     layout = _layout(
         "Cost with refusals: the lowest line is the answer",
         "what a missed request costs, cents",
@@ -183,6 +185,8 @@ def refused_by_tier(compared: Comparison) -> Figure:
 def sensitivity(found: Sensitivity, names: Sequence[str], value: float | None) -> Figure:
     """Return the cost with refusals along one axis; `value` marks where the comparison stands."""
     scale = 1 / 60 if found.axis is Axis.COLD_START else 1.0
+    costs = [p.total_usd for step in found.steps for p in step.points if p.name in names]
+    usd = money_axis.form(money_axis.digits(costs, least=0.0))
     data: list[dict[str, Any]] = []
     for place, name in enumerate(names):
         points = [
@@ -198,9 +202,9 @@ def sensitivity(found: Sensitivity, names: Sequence[str], value: float | None) -
                     "mode": "lines+markers",
                     "name": name,
                     "x": [rounded(x) for x, _ in points],
-                    "y": [rounded(usd) for _, usd in points],
+                    "y": [rounded(cost) for _, cost in points],
                     "line": {"color": _colour(place), "width": 2},
-                    "hovertemplate": "$%{y:,.0f}<extra>%{fullData.name}</extra>",
+                    "hovertemplate": f"$%{{y:{usd}}}<extra>%{{fullData.name}}</extra>",
                 }
             )
     title = AXIS_TITLES[found.axis]
@@ -209,7 +213,7 @@ def sensitivity(found: Sensitivity, names: Sequence[str], value: float | None) -
         title,
         "USD a month, with refusals",
         320,
-        yaxis={"rangemode": "tozero", **money_axis.axis(usd for trace in data for usd in trace["y"])},
+        yaxis={"rangemode": "tozero", **money_axis.axis(costs)},
         hovermode="x unified",
         showlegend=False,
     )
