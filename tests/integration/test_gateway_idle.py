@@ -74,9 +74,10 @@ def test_a_stream_that_never_ends_is_cut_at_the_total_limit(
     gateway: GatewayProcess, engine: FakeEngine
 ) -> None:
     with gateway.client() as client:
-        body = chat("tokens=1000000 pause=0.05", stream=True)
+        body = chat("tokens=1000000 pause=0.05", stream=True, max_tokens=4_000)
         seen = events(client.post("/v1/chat/completions", json=body).text)
     assert seen[-1]["error"]["code"] == "upstream_timeout"
+    assert len(seen) < 4_000  # nobody is booked more than it asked for at most
     record = ended(gateway, engine)
     assert record["outcome"] == "upstream_timeout"
     assert record["output_tokens"] == len(seen) - 1
