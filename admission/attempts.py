@@ -18,7 +18,6 @@ from admission.state import GatewayState
 from admission.upstream import NodeFailed
 from fleet.offers import Decision, Dispatch, Evicted, Queued, Refused, Request
 from fleet.outcomes import Outcome
-from fleet.readings import Reason
 
 #: Sends to the dispatched node and relays its answer. Raises NodeFailed only before the client got a byte.
 ExchangeWith = Callable[[Passage, Inbound, Dispatch], Awaitable[None]]
@@ -69,10 +68,10 @@ class Attempts:
             except PrefillFailed as unfilled:
                 return self._failed(passage, unfilled)
             except NodeFailed as exc:
-                if exc.is_timeout or not tries_left or not self._link.may_retry():
+                reached = passage.may_have_left
+                if (exc.is_timeout and reached) or not tries_left or not self._link.may_retry():
                     return self._failed(passage, exc)
                 tries_left -= 1
-                reached = exc.reason is not Reason.REFUSED
                 passage.gave_up(str(exc), reached_engine=reached)
                 avoid.append(decision.node)
                 if reached:
@@ -151,7 +150,7 @@ class Attempts:
         )
 
     def _failed(self, passage: Passage, exc: NodeFailed) -> Answer:
-        if exc.reason is not Reason.REFUSED and not isinstance(exc, PrefillFailed):
+        if passage.may_have_left and not isinstance(exc, PrefillFailed):
             passage.reached()
         self._link.unanswered(passage)
         outcome = Outcome.UPSTREAM_TIMEOUT if exc.is_timeout else Outcome.UPSTREAM_ERROR

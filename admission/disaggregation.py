@@ -98,12 +98,13 @@ class Prefills:
                 failed = exc
                 passage.entry.prefilled(self._state.clock.monotonic_s(), str(exc))
                 phases.results["failed"] += 1
-                if exc.reason is not Reason.REFUSED:
+                if passage.may_have_left:
                     passage.prefilled()
                 if phase.node is not None:
                     self._note_failure(passage, phase.node, exc)
                     avoid = (*avoid, phase.node)
-                is_last = exc.is_timeout or attempt == self._state.settings.retries
+                is_late = exc.is_timeout and passage.may_have_left
+                is_last = is_late or attempt == self._state.settings.retries
                 if is_last or not self._may_retry():
                     raise PrefillFailed(exc.reason, str(exc)) from exc
             else:
@@ -168,8 +169,9 @@ class Prefills:
         priority = self._state.engine_priority(lease.tier) if target.honours_priority else None
         try:
             answer = await self._ask(target, prefill_body(passage.call, priority), passage)
-        except asyncio.CancelledError:  # on its way already: it counts as received
-            passage.prefilled()
+        except asyncio.CancelledError:
+            if passage.may_have_left:  # on its way already: it counts as received
+                passage.prefilled()
             raise
         passage.prefilled()
         self._nodes.request_worked(target.name)
@@ -184,7 +186,7 @@ class Prefills:
         settings = self._state.settings
         url = target.base_url.rstrip("/") + _PATHS[passage.call.endpoint]
         exchange = await self._upstream.post(
-            url, body, passage.request_id, passage.trace_lines(target.name)
+            url, body, passage.request_id, passage.trace_lines(target.name), passage.unsent
         )
         try:
             async with asyncio.timeout(settings.total_timeout_s):

@@ -51,12 +51,14 @@ class EngineLink:
                 passage.call.body(priority, self._transfer(passage)),
                 passage.request_id,
                 passage.trace_lines(dispatch.node),
+                passage.unsent,
             )
         except NodeFailed as exc:
             self.failed(passage, dispatch.node, exc)
             raise
-        except asyncio.CancelledError:  # on its way already: it counts as received
-            passage.reached()
+        except asyncio.CancelledError:
+            if passage.may_have_left:  # on its way already: it counts as received
+                passage.reached()
             raise
         passage.reached()
         if exchange.status >= 300 and (wrong := _misled(exchange.status)):
@@ -98,7 +100,7 @@ class EngineLink:
         """Note that a node failed an exchange: perhaps for want of a prompt's KV cache, or by the body."""
         is_said = exc.reason in (Reason.HTTP_ERROR, Reason.TIMEOUT)  # by a node that lives
         fetched_from = passage.prefill_node if is_said else None
-        if exc.is_timeout or exc.reason is Reason.REFUSED:
+        if exc.is_timeout or exc.reason is Reason.REFUSED or not passage.may_have_left:
             self._nodes.request_failed(node, fetched_from)
         else:
             self.blame.suspect(passage, node, fetched_from)

@@ -73,6 +73,7 @@ class Passage:
         self._tokens_per_event = 1.0
         self.ttft_s: float | None = None
         self._has_no_output = True  # no engine that makes output has it
+        self.may_have_left = False  # for the node that it was sent to last
         self._answering_since_s = self._arrived_s
         self.transfer: Mapping[str, Any] | None = None  # what a prefill node says of the prompt's KV cache
         self.prefill_node: str | None = None  # which said it
@@ -157,6 +158,7 @@ class Passage:
         counts.booked_tokens += self._booked_tokens
         self.lease = self._last_lease = dispatch.lease
         self._sent_json, self.transfer, self.prefill_node = b"", None, None
+        self.may_have_left = False
         self._sent_s = self._ledger.now_s()
         self.entry.sent(dispatch.lease, self._sent_s)
         if self._waits_again:
@@ -201,11 +203,16 @@ class Passage:
 
     def sending(self) -> None:
         """Note, on disk too, that the request goes to an engine now."""
+        self.may_have_left = True
         self._answering_since_s = self._ledger.now_s()
         lease = self.lease
         if lease is not None:
             draft = draft_json(self._as_sent(lease), lease.prompt_tokens, lease.tokens)
             self._ledger.journal.begin_json(self.request_id, draft)
+
+    def unsent(self) -> None:
+        """Note that nothing of it left after all: nobody works on it."""
+        self.may_have_left = False
 
     def reached(self) -> None:
         """Note that the engine that answers has the request."""

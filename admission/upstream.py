@@ -129,6 +129,10 @@ class Exchange:
             self._pool.give_back(self._target, wire)
 
 
+def _ignored() -> None:
+    """Be told in vain."""
+
+
 class Upstream:
     """The pool of connections to all nodes of one gateway. Use as an async context manager."""
 
@@ -175,18 +179,24 @@ class Upstream:
         self._alarm.close()
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
-    async def post(self, url: str, body: bytes, request_id: str, more: bytes = b"") -> Exchange:
+    async def post(
+        self,
+        url: str,
+        body: bytes,
+        request_id: str,
+        more: bytes = b"",
+        unsent: Callable[[], None] = _ignored,
+    ) -> Exchange:
         """Send a JSON body, with `more` header lines; return once the answer's head is there.
 
-        Raises NodeFailed.
-
-        NodeFailed here means that no byte of an answer came: the request may be sent to another node.
+        Raises NodeFailed. It means that no byte of an answer came: the request may be sent to another node.
+        `unsent` is called before that, and before a cancellation ends this, where none of it left.
         """
         known = self._posts.get(url)
         target, begin = self._post_to(url) if known is None else known
         name, length = request_id.encode(), b"\r\nContent-Length: %d\r\n\r\n" % len(body)
         request = b"".join((begin, more, b"X-Request-Id: ", name, length, body))
-        return await self._ask(target, request, self._first_byte_s)
+        return await self._ask(target, request, self._first_byte_s, unsent)
 
     def _post_to(self, url: str) -> tuple[Target, bytes]:
         target = target_of(url)
@@ -203,7 +213,7 @@ class Upstream:
         request = b"GET %s HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (target.path, target.host, self._fixed)
         try:
             async with asyncio.timeout(deadline_s):
-                exchange = await self._ask(target, request, deadline_s)
+                exchange = await self._ask(target, request, deadline_s, _ignored)
                 try:
                     return Page(exchange.status, exchange.content_type, await exchange.body(limit_bytes))
                 finally:
@@ -211,35 +221,44 @@ class Upstream:
         except TimeoutError as exc:
             raise timed_out() from exc
 
-    async def _ask(self, target: Target, request: bytes, first_byte_s: float) -> Exchange:
+    async def _ask(
+        self, target: Target, request: bytes, first_byte_s: float, unsent: Callable[[], None]
+    ) -> Exchange:
         until_s = self._loop.time() + first_byte_s
-        kept = self._take(target.place)
-        wire = kept or await self._connect(target.place, first_byte_s)
-        while True:
-            self._busy.add(wire)
-            try:
-                wire.send(request)
-                await wire.head(until_s - self._loop.time())
-                break
-            except BaseException as exc:
-                self._busy.discard(wire)
-                wire.cut()
-                if kept is None or not isinstance(exc, NodeFailed) or not self._renews(wire, request, exc):
-                    raise
-            # The node closed while we sent, as every server closes what is idle: no fault, and once.
-            kept, self.renewed = None, self.renewed + 1
-            wire = await self._connect(target.place, until_s - self._loop.time())
-        return Exchange(self, target, wire, self._idle_s)
+        wire = kept = self._take(target.place)
+        has_left = False
+        try:
+            while True:
+                if wire is None:
+                    wire = await self._connect(target.place, until_s - self._loop.time())
+                self._busy.add(wire)
+                try:
+                    wire.send(request)
+                    await wire.head(until_s - self._loop.time())
+                    return Exchange(self, target, wire, self._idle_s)
+                except BaseException as exc:
+                    self._busy.discard(wire)
+                    wire.cut()
+                    is_failed = isinstance(exc, NodeFailed)
+                    if kept is None or not is_failed or not self._renews(wire, request, exc):
+                        has_left = not wire.never_left
+                        raise
+                # The node closed while we sent, as every server closes what is idle: no fault, and once.
+                wire, kept, self.renewed = None, None, self.renewed + 1
+        except BaseException:
+            if not has_left:
+                unsent()
+            raise
 
     def _renews(self, wire: Wire, request: bytes, exc: NodeFailed) -> bool:
         """Say whether a lost request goes again: the node cannot have read it, and the budget has a retry.
 
         A page is no work and may be read twice. The budget bounds what a node gets twice that reads all and
-        then resets: from here it looks like one that read nothing.
+        then resets: from here it looks like one that read nothing. What never left, nobody gets twice.
         """
         if request.startswith(b"GET "):
             return wire.is_unread or exc.reason is Reason.UNREACHABLE
-        return wire.is_unread and self.may_renew()
+        return wire.never_left or (wire.is_unread and self.may_renew())
 
     # -- connections --------------------------------------------------------------------------------
 

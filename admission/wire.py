@@ -85,8 +85,8 @@ class Wire:
     __slots__ = (
         "_alarm", "_asked_at_s", "_bare", "_chunks", "_error", "_has_length", "_idle_s", "_is_held_back",
         "_is_spoilt", "_loop", "_outbox", "_parser", "_peek", "_sink", "_transport", "_unread", "_waiter",
-        "content_type", "due_s", "has_head", "is_done", "is_reusable", "is_unread", "left_at_s", "status",
-        "until_s",
+        "content_type", "due_s", "has_head", "is_done", "is_reusable", "is_unread", "left_at_s",
+        "never_left", "status", "until_s",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, alarm: Alarm, outbox: Outbox) -> None:
@@ -99,6 +99,7 @@ class Wire:
         self.until_s = _NEVER  # the exchange ends by then, whatever comes
         self.is_reusable = False
         self.is_unread = False  # the node ended it without having read what was sent last
+        self.never_left = True  # no byte of what was to be sent last is on its way
         self._peek: select.poll | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -115,11 +116,13 @@ class Wire:
 
     def send(self, request: bytes) -> None:
         """Begin an exchange. Raises NodeFailed if the connection is gone."""
+        self.never_left = True
         if self._error is not None or self._transport is None:
             raise self._error or lost("not connected")
         self._begin()
         self.is_reusable = False
         self.until_s = _NEVER
+        self.never_left = False
         self._transport.write(request)
 
     async def head(self, within_s: float) -> None:
@@ -266,7 +269,7 @@ class Wire:
 
     def _break_off(self) -> None:
         if self._transport is not None:
-            self._transport.drop()  # nobody waits for an answer to it
+            self.never_left |= self._transport.drop()  # nobody waits for an answer to it
             self._transport.abort()
 
     def _wake(self) -> None:
@@ -317,7 +320,8 @@ class Wire:
         transport = self._transport
         if self._error is None and not self._bare and not self.has_head and transport is not None:
             since_s = self._loop.time() - self._asked_at_s
-            self.is_unread = transport.drop() or was_not_read(transport.inner, exc, since_s)
+            self.never_left |= transport.drop()
+            self.is_unread = self.never_left or was_not_read(transport.inner, exc, since_s)
         self._error = self._error or lost(type(exc).__name__ if exc else "ended by the node")
         self._transport = None
         self._wake()
