@@ -18,7 +18,7 @@ from admission import request_lines
 from admission.inbound import HeaderList, Inbound, Way
 from admission.outbox import Outgoing
 from admission.request_lines import BAD, Refusal, bears_body, is_coded, lower_name, other_version, target_of
-from admission.worker import Worker
+from admission.worker import Worker, leave
 
 if TYPE_CHECKING:
     from admission.clients import Listener
@@ -79,15 +79,14 @@ class Connection(Way):
         self._listener.lost(self, self._address)
         self._worker.end()
         self.resume_writing()
-        left = [self._current, *self._queue]
-        self._queue.clear()
-        for request in left:
-            if request is not None:
-                request.left()
+        leave(self._current, self._queue)
         self._parser = None  # it points back at us
 
     def eof_received(self) -> bool:
-        return False  # a client that ends its side has left
+        """A client that ends its side has left. What was written it may read, as long as any client may."""
+        self._close(is_read_out=True)
+        leave(self._current, self._queue)
+        return False
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from admission import request_lines
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from admission.clients import Listener
     from admission.http_server import Connection
     from admission.inbound import Inbound
@@ -60,3 +62,11 @@ class Worker:
             turn = self._turn = self._loop.create_future()
             self._task, request = request.task, None
             request = await turn
+
+
+def leave(current: Inbound | None, waiting: deque[Inbound]) -> None:
+    """Tell the requests of a connection, the one at work and those behind it, that their client left."""
+    left = [*waiting] if current is None else [current, *waiting]
+    waiting.clear()
+    for request in left:
+        request.left()

@@ -199,7 +199,7 @@ def test_a_request_that_met_the_end_of_its_connection_before_it_left_was_not_rea
 
 @LOOPS
 def test_what_is_written_to_a_connection_that_closes_is_bounded(new_loop: Loop) -> None:
-    """Its other end said that it sends no more and reads nothing: the loop waits for it with what is left."""
+    """Its other end sends no more and reads nothing: the loop waits for it with what is left."""
 
     async def play(place: Place, outbox: Outbox, one: Outgoing) -> None:
         while not one.inner.get_write_buffer_size():
