@@ -23,9 +23,10 @@ from control.queries_spend import spend_by_tenant
 from control.roles import Actor, Role
 from control.tables import GatewayObservedRow, GatewayRow, NodeQuarterRow, PoolRow, UsageQuarterRow
 from fleet.budgets import Doing, Standing
-from fleet.messages import GatewayStatus, TenantShare
+from fleet.messages import TenantShare
 from fleet.months import month_of
 from fleet.policy import default_policy
+from tests.gateway_status import gateway_status
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
@@ -62,26 +63,10 @@ def status(**over: bool) -> dict[str, Any]:
         )
         for name, is_over in over.items()
     }
-    return GatewayStatus(
+    return gateway_status(
         gateway="gw",
-        boot_id="b",
-        version="1",
-        ready=True,
-        epoch=1,
-        generation=1,
-        revision=1,
         digest="d",
-        from_disk=False,
         shares=shares,
-        in_flight_requests=0,
-        in_flight_tokens=0,
-        queues={},
-        nodes_usable=1,
-        nodes_total=1,
-        usage_spool="s",
-        usage_last_seq=0,
-        clock_at_s=0.0,
-        started_at_s=0.0,
     ).model_dump(mode="json", by_alias=True)
 
 

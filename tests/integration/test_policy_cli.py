@@ -19,8 +19,8 @@ from control import cli
 from control.tables import GatewayObservedRow, TenantKeyRow
 from control.tenant_keys import key_hash
 from fleet.clock import SystemClock
-from fleet.messages import GatewayStatus
 from fleet.policy import default_policy
+from tests.gateway_status import gateway_status
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
@@ -211,24 +211,8 @@ def test_what_a_gateway_does_not_enforce_is_listed_with_it(
     assert all("enforce" not in run(*listing).output for listing in listings)
     now = SystemClock().now()
     pointers = ("/tiers/batch/engine_priority", "/tenants/acme/quota_mode")
-    status = GatewayStatus(
-        gateway="gw-1",
-        boot_id="b",
-        version="1",
-        ready=True,
-        epoch=1,
-        generation=1,
-        revision=1,
-        digest=None,
-        from_disk=False,
+    status = gateway_status(
         unsupported=pointers,
-        in_flight_requests=0,
-        in_flight_tokens=0,
-        queues={},
-        nodes_usable=1,
-        nodes_total=1,
-        usage_spool="s",
-        usage_last_seq=0,
         clock_at_s=now.timestamp(),
         started_at_s=now.timestamp(),
     ).model_dump(mode="json", by_alias=True)

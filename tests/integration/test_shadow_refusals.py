@@ -14,8 +14,9 @@ from control.partitions import make_partitions
 from control.queries_gateway_traffic import shadow_refusals
 from control.status_report import status_report
 from control.tables import GatewayObservedRow, GatewayRow, GatewaySampleRow
-from fleet.messages import GatewayStatus, OverQuota, QueueState
+from fleet.messages import OverQuota, QueueState
 from fleet.outcomes import TIERS
+from tests.gateway_status import gateway_status
 from tests.postgres_server import FreshDatabase
 
 pytestmark = pytest.mark.postgres
@@ -62,24 +63,9 @@ def test_status_says_what_the_last_hour_would_have_refused_and_who_is_over(datab
         (NOON - timedelta(seconds=10), {"queue_length": 3}),
         (NOON - timedelta(seconds=5), None),
     ]
-    status = GatewayStatus(
-        gateway="gw-1",
-        boot_id="b",
-        version="1",
-        ready=True,
-        epoch=1,
-        generation=1,
-        revision=1,
-        digest=None,
-        from_disk=False,
+    status = gateway_status(
         over={"acme": OverQuota(tokens=1_200, requests=3)},
-        in_flight_requests=0,
-        in_flight_tokens=0,
         queues={tier: QueueState(requests=0, tokens=0, oldest_wait_s=0.0) for tier in TIERS},
-        nodes_usable=1,
-        nodes_total=1,
-        usage_spool="s",
-        usage_last_seq=0,
         clock_at_s=NOON.timestamp(),
         started_at_s=NOON.timestamp(),
     )

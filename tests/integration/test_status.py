@@ -141,7 +141,9 @@ def test_every_reason_not_to_be_healthy_is_named(session: Session):
     assert "timeout" in report.problems[0]
     later = status_report(session, T0 + timedelta(hours=1))
     assert "the last scrape round is 3560 s old: is `rhodeck control` running?" in later.problems
-    assert set(later.as_dict()["rho"].values()) == {None}
+    rho = later.as_dict()["rho"]
+    assert isinstance(rho, dict)
+    assert set(rho.values()) == {None}
     session.rollback()
     with session.begin():
         commands_fleet.drain_node(session, ADA, name="b", now=T0)

@@ -32,10 +32,11 @@ from control.tables import (
     ScrapeFailureRow,
     UsageQuarterRow,
 )
-from fleet.messages import GatewayStatus, PromptFit, QueueState
+from fleet.messages import PromptFit, QueueState
 from fleet.months import quarter_of
 from fleet.outcomes import Tier
 from fleet.policy import default_policy
+from tests.gateway_status import gateway_status
 
 ADMIN = Actor("ana", Role.ADMIN, "cli")
 PERIOD_S = 10.0
@@ -208,23 +209,17 @@ def _capacity_and_alert(session: Session, at: datetime) -> None:
 
 
 def _gateway(session: Session, at: datetime) -> None:
-    status = GatewayStatus(
-        gateway="gw-1",
+    status = gateway_status(
         boot_id="boot",
-        version="1",
-        ready=True,
-        epoch=1,
         generation=4,
         revision=2,
         digest="d",
-        from_disk=False,
         in_flight_requests=16,
         in_flight_tokens=9_000,
         queues={tier: QueueState(requests=1, tokens=500, oldest_wait_s=0.2) for tier in Tier},
         prompts={"m-70b": PromptFit(bytes_per_token=3.9, error_ratio=0.04)},
         nodes_usable=2,
         nodes_total=3,
-        usage_spool="s",
         usage_last_seq=1,
         clock_at_s=at.timestamp(),
         started_at_s=at.timestamp(),

@@ -19,6 +19,7 @@ from control.conditions import (
     settled,
 )
 from fleet.messages import GatewayStatus
+from tests.gateway_status import gateway_status
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 WANTED = Desired(revision=7, epoch=3, generation=5, digest="a")
@@ -98,25 +99,15 @@ def test_each_condition_has_its_case() -> None:
 
 
 def status(boot_id: str) -> GatewayStatus:
-    return GatewayStatus(
-        gateway="gw-1",
+    return gateway_status(
         boot_id=boot_id,
         version="0",
-        ready=True,
         epoch=3,
         generation=5,
         revision=7,
         digest="a",
-        from_disk=False,
-        in_flight_requests=0,
-        in_flight_tokens=0,
-        queues={},
         nodes_usable=0,
         nodes_total=0,
-        usage_spool="s",
-        usage_last_seq=0,
-        clock_at_s=0,
-        started_at_s=0,
     )
 
 

@@ -25,7 +25,10 @@ def test_what_one_node_fails_first_and_another_later_is_at_fault_too():
 
 def test_of_a_node_that_lives_a_body_counts_once_and_of_one_that_does_not_each_time():
     faults = BodyFaults()
-    told = [faults.is_node_at_fault(b"odd", "acme", {"n1"}, is_alive, 0.0) for is_alive in (1, 1, 1, 0, 0)]
+    told = [
+        faults.is_node_at_fault(b"odd", "acme", {"n1"}, is_alive, 0.0)
+        for is_alive in (True, True, True, False, False)
+    ]
     assert told == [True, False, False, True, True]
 
 
