@@ -29,6 +29,10 @@ KEEP_ALIVE_S: Final = 4.0
 #: Connections kept to one node while nobody uses them.
 MAX_KEPT: Final = 256
 _MOST_URLS: Final = 4096
+_PAGE: Final = b"GET "
+#: Said to a connection that was idle, as our request was on its way: the node has not taken it, and it may
+#: go again on another. Source: RFC 9110, 15.5.9.
+_TOO_SLOW: Final = 408
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +239,14 @@ class Upstream:
                 try:
                     wire.send(request)
                     await wire.head(until_s - self._loop.time())
-                    return Exchange(self, target, wire, self._idle_s)
+                    if kept is None or wire.status != _TOO_SLOW or not self._may_go_again(request):
+                        return Exchange(self, target, wire, self._idle_s)
+                    self._busy.discard(wire)
+                    wire.cut()
                 except BaseException as exc:
                     self._busy.discard(wire)
                     wire.cut()
-                    is_failed = isinstance(exc, NodeFailed)
-                    if kept is None or not is_failed or not self._renews(wire, request, exc):
+                    if kept is None or not self._renews(wire, request, exc):
                         has_left = not wire.never_left
                         raise
                 # The node closed while we sent, as every server closes what is idle: no fault, and once.
@@ -250,15 +256,20 @@ class Upstream:
                 unsent()
             raise
 
-    def _renews(self, wire: Wire, request: bytes, exc: NodeFailed) -> bool:
+    def _renews(self, wire: Wire, request: bytes, exc: BaseException) -> bool:
         """Say whether a lost request goes again: the node cannot have read it, and the budget has a retry.
 
-        A page is no work and may be read twice. The budget bounds what a node gets twice that reads all and
-        then resets: from here it looks like one that read nothing. What never left, nobody gets twice.
+        The budget bounds what a node gets twice that reads all and then resets: from here it looks like one
+        that read nothing. What never left, nobody gets twice.
         """
-        if request.startswith(b"GET "):
-            return wire.is_unread or exc.reason is Reason.UNREACHABLE
-        return wire.never_left or (wire.is_unread and self.may_renew())
+        if not isinstance(exc, NodeFailed):
+            return False
+        is_lost = wire.is_unread or (request.startswith(_PAGE) and exc.reason is Reason.UNREACHABLE)
+        return wire.never_left or (is_lost and self._may_go_again(request))
+
+    def _may_go_again(self, request: bytes) -> bool:
+        """Say whether the budget has a retry for it. A page is no work and may be read twice."""
+        return request.startswith(_PAGE) or self.may_renew()
 
     # -- connections --------------------------------------------------------------------------------
 

@@ -90,6 +90,13 @@ def read_all_and_reset_later(connection: socket.socket) -> bytes:
     return got
 
 
+def call_too_slow(connection: socket.socket) -> bytes:
+    """Say that no request came in time, as one is on its way."""
+    connection.recv(65_536)
+    connection.sendall(ANSWER.replace(b"200 OK", b"408 Request Timeout\r\nConnection: close"))
+    return b""
+
+
 class Node:
     """Does the acts of a plan to each connection in turn, then closes it."""
 
@@ -142,7 +149,7 @@ def ends(
                     exchange = await upstream.post(node.url, b'{"n":%d}' % number, "r1")
                     assert await exchange.body(100) == b"{}"
                     exchange.close()
-                    said += "+"
+                    said += "+" if exchange.status == 200 else "!"
                 except NodeFailed:
                     said += "-"
             return said, upstream.renewed
@@ -199,6 +206,18 @@ def test_what_a_node_gets_twice_is_bounded_by_the_budget(
     assert ends(node, 8, new_loop, lambda: next(left, False)) == ("+++-+-+-", 2)
     bodies = [got.partition(b"\r\n\r\n")[2] for got in node.got]
     assert Counter(Counter(bodies).values()) == {2: 2, 1: 6}
+
+
+@LOOPS
+def test_a_connection_called_too_slow_because_it_was_idle_costs_nothing(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """RFC 9110, 15.5.9: the request may be repeated; within the budget, and not where it was the first."""
+    node = Node([answer, call_too_slow], [answer, call_too_slow], [call_too_slow], [answer])
+    left = iter([True, True])
+    assert ends(node, 4, new_loop, lambda: next(left, False)) == ("++!+", 2)
+    node = Node([answer, call_too_slow], [answer])
+    assert ends(node, 3, new_loop, lambda: False) == ("+!+", 0)
 
 
 class Probe(asyncio.Protocol):
