@@ -115,7 +115,10 @@ PROMPTS: dict[str, Any] = {
         "Bytes a token", format="%.2f", help="learned from what engines counted", width=110
     ),
     "off": column.TextColumn(
-        "Estimates off by", help="absolute differences by the tokens counted", width=130
+        "Estimates off by",
+        help="absolute differences by the tokens counted",
+        width=130,
+        alignment="right",
     ),
 }
 HISTORY: dict[str, Any] = {

@@ -125,8 +125,9 @@ def cards(book: AlertBook) -> list[Card]:
         told = ("act", f"{dead} given up")
     elif waiting:
         told = ("watch", f"{waiting} on the way")
+    untended = "nobody has said that they look after it" if opened else ""
     return [
-        Card("Open", words.count(len(opened)), word, tone, "nobody has said that they look after it"),
+        Card("Open", words.count(len(opened)), word, tone, untended),
         Card("Acknowledged", words.count(len(have)), "somebody has it" if have else "none", "plain"),
         Card("Silenced", words.count(len(hidden)), "nobody is told" if hidden else "none", "plain"),
         Card("Webhooks", words.count(len(book.webhooks)), told[1], told[0], "where notices go"),

@@ -104,7 +104,7 @@ def cards(report: BudgetReport, now: datetime, zone: Zone) -> list[Card]:
 
 
 def _doubt_card(report: BudgetReport) -> Card:
-    label, note = "Gateways in doubt", f"month of {report.month.zone}: {report.month.name}"
+    label, note = "Gateways in doubt", f"month {report.month.name}, in {report.month.zone}"
     said = [each for budget in report.budgets for each in budget.gateways]
     faults = [each for each in said if each.doing in _FAULTS]
     if not said:

@@ -79,13 +79,22 @@ def cards(verdict: Verdict, over: str = "", now: HealthView | None = None) -> li
         use,
         replace(
             _card(
-                f"Rho{_of(over)}", said.get("rho"), "", "Demand over capacity, settings that bind included."
+                f"Rho{_of(over)}",
+                said.get("rho"),
+                "ratio",
+                "Demand over capacity, settings that bind included.",
             ),
             note=_rho_now(now),
         ),
         replace(_card(f"First token p95{_of(over)}", said.get("first token, p95"), "s", where), note=at),
         replace(_card(f"First token p99{_of(over)}", said.get("first token, p99"), "s", where), note=at),
-        _card("Refused", said.get("refused"), "ratio", "At the gateways, of what was offered."),
+        _card(
+            f"Refused for want of room{_of(over)}",
+            said.get("refused"),
+            "ratio",
+            "At the gateways. What tenants' own limits refused is not in it: no capacity would have served "
+            "that. The Fleet page counts both.",
+        ),
     ]
 
 
@@ -121,14 +130,16 @@ def shown(number: Number) -> str:
     if value is None or isinstance(value, str):
         return words.UNKNOWN if value is None else value
     match unit:
-        case "ratio" if number.label != "rho":
+        case "ratio" if number.label.lower().partition(",")[0] == "rho":
+            return words.ratio(value)
+        case "ratio":
             return words.percent(value, 1 if value < 0.1 else 0)
         case "s":
             return words.seconds(value)
         case "times":
             return f"{words.number(value)} \u00d7"
         case _:
-            return f"{words.number(value)} {'' if unit == 'ratio' else unit}".strip()
+            return f"{words.number(value)} {unit}".strip()
 
 
 def finding(found: Finding, rank: int, zone: Zone) -> FindingView:

@@ -27,6 +27,7 @@ from dashboard.viewmodels import (
 )
 from dashboard.words import Tone
 from fleet.health_reading import TARGET_RHO
+from fleet.load import OWN_LIMITS
 
 #: Shares of refused requests and of KV memory from which a number is worth a look, or action.
 REFUSED_WATCH, REFUSED_ACT = 0.01, 0.10
@@ -205,8 +206,15 @@ def _refused(traffic: Sequence[TenantTraffic]) -> Card:
     part = refused / offered
     tone: Tone = "act" if part >= REFUSED_ACT else "watch" if part >= REFUSED_WATCH else "good"
     word = {"act": "many", "watch": "some", "good": "few or none"}[tone]
-    note = f"{words.count(refused)} of {words.count(offered)} requests"
+    note = f"{words.count(refused)} of {words.count(offered)} requests{_own_limits(traffic, refused)}"
     return Card(label, words.percent(part), word, tone, note, help_)
+
+
+def _own_limits(traffic: Sequence[TenantTraffic], refused: int) -> str:
+    """Return how many of the refused no capacity would have served; "" where there are none."""
+    own = sum(n for t in traffic for outcome, n in t.refused.items() if outcome in OWN_LIMITS)
+    many = "all" if own == refused else f"{words.count(own)} of them"
+    return f", {many} by tenants' own limits" if own else ""
 
 
 def _queued(now: FleetNow) -> Card:

@@ -67,7 +67,7 @@ def _card(severity: Severity, views: Sequence[FindingView]) -> Card:
         words.count(len(views)),
         "standing" if views else "none",
         tone,
-        MEANS[severity],
+        MEANS[severity] if views else "",
     )
 
 

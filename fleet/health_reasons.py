@@ -5,6 +5,7 @@ Rates are per second, times are seconds. Pure text from numbers. Prevents: a num
 
 from __future__ import annotations
 
+from fleet.capacity import Method
 from fleet.health_reading import BACKLOG_HORIZON_S, TARGET_RHO, Health, Interval
 from fleet.percentages import percent
 
@@ -104,7 +105,8 @@ def _rho_line(e: Health) -> str:
     if rate == 0:
         return "rho = 0: nothing arrived in the last minute"
     if mu.value is None or rho.value is None:
-        return f"rho is unknown: {rate:.4g} requests/s arrive, the capacity is not known ({rho.method})"
+        seen = ", only a lower bound of it" if rho.method == Method.PEAK_SEEN else ""
+        return f"rho is unknown: {rate:.4g} requests/s arrive, the capacity is not known{seen}"
     band = f" [{rho.low:.2f}, {rho.high:.2f}]" if rho.low is not None and rho.high is not None else ""
     grade = f", grade {rho.grade}" if rho.grade else ""
     return f"rho = lambda / mu = {rate:.4g} / {mu.value:.4g} = {rho.value:.2f}{band}{grade}"

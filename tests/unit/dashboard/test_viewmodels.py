@@ -121,6 +121,20 @@ def test_a_refused_share_needs_every_part() -> None:
     assert fleet.refused_share([]) is None
 
 
+def test_refusals_by_tenants_own_limits_are_told_from_those_for_want_of_room() -> None:
+    def note(refused: dict[str, int]) -> str:
+        shown = fleet.cards(
+            FleetNow(None, (), (), (), (), (), {}, (replace(traffic(200, 0), refused=refused),))
+        )
+        return next(c.note for c in shown if c.label == "Refused, 10 min")
+
+    assert note({"rejected_quota_rate": 20}) == "20 of 200 requests, all by tenants' own limits"
+    assert note({"rejected_quota_rate": 5, "evicted_wait": 15}).endswith(
+        ", 5 of them by tenants' own limits"
+    )
+    assert note({"evicted_wait": 20}) == "20 of 200 requests"
+
+
 def test_tokens_per_second_are_over_the_time_that_was_counted() -> None:
     rows = fleet.traffic_rows(Traffic((traffic(10, 0, 6_000),), {("acme", "interactive"): 300.0}))
     assert rows["tokens/s"] == [20.0]

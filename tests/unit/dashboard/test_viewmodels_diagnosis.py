@@ -75,7 +75,8 @@ def test_the_cards_say_unknown_where_nothing_is_known():
 
 def test_the_window_and_the_place_of_measurement_stand_beside_the_numbers_and_so_does_now():
     numbers = (
-        Number("rho", 0.61, "ratio"),
+        Number("rho", 0.6149, "ratio"),
+        Number("refused", 0.034, "ratio"),
         Number("first token, p95", 1.9, "s"),
         Number("first token, measured at", "gateways"),
     )
@@ -90,6 +91,8 @@ def test_the_window_and_the_place_of_measurement_stand_beside_the_numbers_and_so
     assert cards["Rho, 15 min"].value == "0.61"
     assert cards["Rho, 15 min"].note == "now 2.56, as on the Fleet page"
     assert cards["First token p95, 15 min"].note == "at the gateways"
+    refused = cards["Refused for want of room, 15 min"]  # what tenants' own limits refused is not in it
+    assert (refused.value, "own limits refused is not in it" in refused.help) == ("3.4 %", True)
     unknown = {c.label: c for c in vm.cards(Verdict(Kind.UNKNOWN, "x"), "1 h", None)}
     assert unknown["Rho, 1 h"].note == "now: not known"
     assert unknown["First token p95, 1 h"].note == ""

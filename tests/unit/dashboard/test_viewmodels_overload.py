@@ -138,6 +138,7 @@ def test_that_nothing_is_wrong_is_said_only_where_somebody_looked() -> None:
     )
     assert {card.value for card in quality_cards([], is_judged=False)} == {"\u2014"}
     assert {card.value for card in quality_cards([])} == {"0"}
+    assert {card.note for card in quality_cards([])} == {""}  # "0, numbers are unknown" says both
 
 
 def test_a_policy_says_where_it_is_not_in_force() -> None:

@@ -361,7 +361,11 @@ def test_the_explanation_carries_the_numbers():
     assert "360 / 360 = 1.00" in text
     over = "\n".join(assess_engine("a", minutes(arrivals=120), MU10, 300).explanation)
     assert "(free batch 32 + 1.5 s x 10 - waiting 0) / (12 - 10) = 24 s" in over
-    assert "capacity is not known" in assess_engine("a", minutes(), UNKNOWN, 300).explanation[0]
+    said = assess_engine("a", minutes(), UNKNOWN, 300).explanation[0]
+    assert said == "rho is unknown: 6 requests/s arrive, the capacity is not known"
+    seen = replace(UNKNOWN, method=Method.PEAK_SEEN)
+    said = assess_engine("a", minutes(), seen, 300).explanation[0]
+    assert said.endswith("the capacity is not known, only a lower bound of it")
 
 
 @given(st.floats(0.01, 1000), st.floats(0.01, 1000), st.integers(0, 500))
