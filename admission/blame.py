@@ -12,6 +12,7 @@ import hashlib
 from admission.nodes import NodeBook
 from admission.passage import Passage
 from fleet.body_faults import BodyFaults
+from fleet.tenant_votes import TenantVotes
 
 
 class Blame:
@@ -20,6 +21,11 @@ class Blame:
     def __init__(self, nodes: NodeBook) -> None:
         self._nodes = nodes
         self._faults = BodyFaults()
+        self._votes = TenantVotes()
+
+    def worked(self, passage: Passage, node: str) -> None:
+        """Note that a node answered a request as it should."""
+        self._votes.answered(passage.caller.tenant, node, self._nodes.clock.monotonic_s())
 
     def suspect(self, passage: Passage, node: str, fetched_from: str | None = None) -> None:
         """Note that a node failed a request. What follows from it is decided when it is answered or ends.
@@ -49,7 +55,8 @@ class Blame:
         names = {name for name, _ in suspects}
         is_alive, now_s = self._nodes.has_answered_lately(node), self._nodes.clock.monotonic_s()
         body, tenant = _digest(passage), passage.caller.tenant
-        if self._faults.is_node_at_fault(body, tenant, names, is_alive, now_s):
+        is_at_fault = self._faults.is_node_at_fault(body, tenant, names, is_alive, now_s)
+        if is_at_fault and self._votes.counts(tenant, node, self._nodes.outliers.rules.interval_s, now_s):
             self._nodes.request_failed(node, fetched_from)
         else:
             self._nodes.outliers.excuse(names)

@@ -175,6 +175,7 @@ class Prefills:
             raise
         passage.prefilled()
         self._nodes.request_worked(target.name)
+        self._blame.worked(passage, target.name)
         if passage.suspects:
             if answer is None:
                 self._blame.refused(passage, target.name)

@@ -117,6 +117,7 @@ class EngineLink:
         node = passage.lease.node
         if outcome in _WORKED:
             self._nodes.request_worked(node, passage.seconds_per_token())
+            self.blame.worked(passage, node)
             if passage.suspects:
                 self._acquit(passage, outcome)
         elif outcome is Outcome.UPSTREAM_TIMEOUT:

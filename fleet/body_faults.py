@@ -55,14 +55,15 @@ class BodyFaults:
         before = {node for node, at_s in was_failed_at.items() if now_s - at_s <= KEPT_S}
         known = before.union(nodes)
         self._failed_at[body] = dict.fromkeys(known, now_s)
-        _drop_oldest(self._failed_at)
+        drop_oldest(self._failed_at)
         if len(known) > 1:
             self._suspected_at.pop(tenant, None)
             self._suspected_at[tenant] = now_s
-            _drop_oldest(self._suspected_at)
+            drop_oldest(self._suspected_at)
         return before
 
 
-def _drop_oldest(kept: dict[Key, Value]) -> None:
+def drop_oldest(kept: dict[Key, Value]) -> None:
+    """Forget what came first where more than `MOST_KEPT` are kept."""
     if len(kept) > MOST_KEPT:
         del kept[next(iter(kept))]

@@ -85,6 +85,24 @@ def test_a_body_that_fails_inside_the_stream_ejects_no_node(tmp_path: Path) -> N
         assert ejections(gateway) == 0
 
 
+@pytest.mark.parametrize("flags", [(), ("--retries", "0")])
+def test_a_client_whose_every_request_fails_once_it_is_answered_ejects_no_node(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """Different bodies, five at a time: nobody can retry them, and no body fails twice."""
+    engines = [FakeEngine(f"n{number}") for number in range(3)]
+    with serving(tmp_path, engines, *flags) as gateway, gateway.client() as client:
+        with gateway.client("globex") as other:
+            for number in range(60):
+                if number % 20 == 0:
+                    assert [post(other, f"tokens=1 {number}-{one}") for one in range(6)] == [200] * 6
+                assert post(client, f"fault=in_stream number {number}", stream=True) == 200
+                if flags:
+                    assert post(client, f"fault=500 number {number}") == 502
+        assert ejections(gateway) == 0
+        assert gateway.status()["nodes_usable"] == 3
+
+
 @pytest.mark.parametrize("texts", ["alike", "different"])
 def test_a_node_that_answers_500_to_good_bodies_is_out_after_three(tmp_path: Path, texts: str) -> None:
     broken = FakeEngine("n1", is_broken=True)
