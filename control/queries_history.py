@@ -97,6 +97,15 @@ def level_of(session: Session, family: Family, since: datetime, until: datetime)
     return wanted
 
 
+def sum_level_of(session: Session, family: Family, since: datetime, until: datetime) -> Level:
+    """Return the level to read sums over many subjects from: never rounds alone.
+
+    An hour of 100 tenants at four gateways is 144,000 rounds, and 6,000 minutes of all gateways together.
+    """
+    found = level_of(session, family, since, until)
+    return Level.MINUTE if found is Level.RAW else found
+
+
 def health_history(
     session: Session, scope: Scope, name: str, since: datetime, until: datetime, *, max_points: int = 720
 ) -> History:
@@ -130,9 +139,11 @@ def latency_history(
 ) -> dict[Metric, LatencyView]:
     """Return each latency over [since, until) as the engines measured it: of a node, a pool or the fleet.
 
-    Every metric is present; one that nobody measured has count 0 and no quantiles.
+    Every metric is present; one that nobody measured has count 0 and no quantiles. A short range of a node
+    is read from rounds, a pool's and the fleet's from minutes: they are sums over many engines.
     """
-    read = _engines(session, scope, name, since, until, METRICS)
+    level = None if scope == "node" else sum_level_of(session, ENGINE, since, until)
+    read = _engines(session, scope, name, since, until, METRICS, level=level)
     found = _histograms(session, read, METRICS, since, None)
     return {metric: latency_view(metric, found.get((since, metric), [])) for metric in METRICS}
 
@@ -234,6 +245,8 @@ def _engines(
     since: datetime,
     until: datetime,
     metrics: Sequence[Metric],
+    *,
+    level: Level | None = None,
 ) -> Reading:
     """Return the histograms of engines of a node, a pool or the fleet."""
     raw = {
@@ -244,7 +257,9 @@ def _engines(
     rolled_scope = "engine" if scope == "node" else scope
     only = {f"{PREFIXES[metric]}_{part}" for metric in metrics for part in ("edges", "counts", "sum_s")}
     where = "scope = :scope AND name = :name"
-    return read_rows(session, ENGINE, since, until, where, raw, only=only, scope=rolled_scope, name=name)
+    return read_rows(
+        session, ENGINE, since, until, where, raw, only=only, level=level, scope=rolled_scope, name=name
+    )
 
 
 def read_rows(

@@ -14,8 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from control.queries_gateway_traffic import TenantTraffic, present_load
-from control.queries_history import Reading, read_rows
-from control.queries_latency import latency_view
+from control.queries_history import Reading, read_rows, sum_level_of
+from control.queries_latency import LatencyView, latency_view
 from control.rollup_sql import added_buckets
 from control.tables_rollup import GATEWAY
 from fleet.outcomes import SHED
@@ -34,8 +34,13 @@ class Traffic:
     covered_s: dict[Flow, float]
 
 
-def traffic_history(session: Session, since: datetime, until: datetime) -> Traffic:
-    """Return what every tenant did in each tier in [since, until), all gateways together."""
+def traffic_history(
+    session: Session, since: datetime, until: datetime, *, has_latency: bool = True
+) -> Traffic:
+    """Return what every tenant did in each tier in [since, until), all gateways together.
+
+    Without `has_latency` every wait and first token has count 0: half of the time goes into them.
+    """
     read = _flows(session, since, until, {"offered", "dispatched", "prompt_tokens", "output_tokens"})
     rows = session.execute(
         text(
@@ -47,12 +52,18 @@ def traffic_history(session: Session, since: datetime, until: datetime) -> Traff
     ).all()
     outcomes = _outcomes(session, since, until)
     present = present_load(session, max(since, until - PRESENT), until)
-    waits = _histograms(session, since, until, "queue_wait")
-    ttfts = _histograms(session, since, until, "ttft")
+    waits = _histograms(session, since, until, "queue_wait") if has_latency else {}
+    ttfts = _histograms(session, since, until, "ttft") if has_latency else {}
     flows = tuple(
         _flow((tenant, tier), counts, outcomes, present, waits, ttfts) for tenant, tier, *counts in rows
     )
     return Traffic(flows, _covered(session, since, until))
+
+
+def door_ttft(session: Session, since: datetime, until: datetime) -> LatencyView:
+    """Return the time to first token of [since, until) as the gateways measured it, all flows together."""
+    found = _histograms(session, since, until, "ttft")
+    return latency_view("ttft_s", [each for of_flow in found.values() for each in of_flow])
 
 
 def _flow(
@@ -85,7 +96,10 @@ def _flow(
 
 def _flows(session: Session, since: datetime, until: datetime, only: set[str]) -> Reading:
     """Return rows of all gateways together, with these columns: the others would be read in vain."""
-    return read_rows(session, GATEWAY, since, until, "gateway = ''", "true", only=only, is_total=True)
+    level = sum_level_of(session, GATEWAY, since, until)
+    return read_rows(
+        session, GATEWAY, since, until, "gateway = ''", "true", only=only, is_total=True, level=level
+    )
 
 
 def _outcomes(session: Session, since: datetime, until: datetime) -> dict[Flow, dict[str, int]]:

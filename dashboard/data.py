@@ -18,9 +18,7 @@ from control import (
     audit,
     database,
     queries_fleet,
-    queries_gateway_traffic,
     queries_history,
-    queries_latency,
     queries_nodes,
     queries_policy,
     queries_spend,
@@ -70,7 +68,7 @@ class FleetNow:
     rounds: tuple[RoundView, ...]
     changes: tuple[AuditEntry, ...]
     latency: dict[Metric, LatencyView]
-    traffic: tuple[TenantTraffic, ...]  # of the last ten minutes
+    traffic: tuple[TenantTraffic, ...]  # of the last ten minutes, without latencies
     door_ttft: LatencyView | None = None  # as the gateways measured it
     rollout: Rollout | None = None
 
@@ -124,9 +122,11 @@ def _fleet(session: Any, _of: Deps, now: datetime) -> FleetNow:
         gateways=tuple(queries_policy.gateway_states(session, now)),
         rounds=tuple(queries_fleet.recent_rounds(session, limit=1)),
         changes=tuple(queries_policy.audit_page(session, limit=CHANGES_READ)),
-        latency=queries_latency.latency_quantiles(session, since=now - RECENT, until=now),
-        traffic=tuple(queries_gateway_traffic.traffic_by_tenant(session, now - RECENT, now)),
-        door_ttft=queries_gateway_traffic.gateway_ttft(session, now - RECENT, now),
+        latency=queries_history.latency_history(session, "fleet", "", now - RECENT, now),
+        traffic=queries_traffic_history.traffic_history(
+            session, now - RECENT, now, has_latency=False
+        ).flows,
+        door_ttft=queries_traffic_history.door_ttft(session, now - RECENT, now),
         rollout=queries_policy.current_rollout(session),
     )
 

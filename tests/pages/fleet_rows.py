@@ -17,6 +17,7 @@ from control import accounts, commands_fleet, commands_policy, prices, tenant_ke
 from control.gateway_registry import add_gateway
 from control.partitions import make_partitions
 from control.roles import Actor, Role
+from control.rollup_due import mark_rounds
 from control.tables import (
     AlertRow,
     AssignmentRow,
@@ -71,6 +72,7 @@ def fill(session: Session, now: datetime, *, age_s: float = 0.0) -> None:
     for number in range(ROUNDS):
         at = last - timedelta(seconds=PERIOD_S * number)
         _round(session, at, edges.id)
+        mark_rounds(session, [at], PERIOD_S)
     _capacity_and_alert(session, last)
     _gateway(session, last)
     _money(session, now)
