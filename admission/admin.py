@@ -216,6 +216,7 @@ class Admin:
             )
         self._state.journal.flush()
         await asyncio.to_thread(spool.acknowledge, ack.seq)
+        self._state.journal.flush()
         return Answer(200, b"{}")
 
 

@@ -84,8 +84,11 @@ class RunningJournal:
             self._compact()
 
     def flush(self) -> None:
-        """Write what waits: due before records are acknowledged, and so forgotten by the spool."""
-        if self._waiting:
+        """Write what waits: due before records are acknowledged, and so forgotten by the spool.
+
+        And once more after that: what a full disk refused has the room that they gave.
+        """
+        if self._waiting or self._lacks:
             lines, self._waiting, self._has_begun = self._waiting, [], False
             self._write(b"".join(lines))
 
@@ -107,8 +110,9 @@ class RunningJournal:
 
     def _refused(self, exc: OSError) -> None:
         self.failures += 1
+        if not self._lacks:  # once, not at each request while the disk is full
+            log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
         self._lacks = True
-        log.error("journal of running requests cannot be written", extra={"reason": exc.strerror})
 
     def _compact(self) -> None:
         """Write the running ones into a new file and put it in place of the old."""

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 ID_FILE = "spool.id"
 _SUFFIX = ".jsonl"
+#: A loss is logged when it has doubled, or so many records were written since: a full disk refuses many.
+_WRITTEN_BETWEEN = 1_000
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class UsageSpool:
         self._soon: Callable[[], None] | None = None  # None: records are written through
         self._held: list[bytes] = []  # lines that wait for `write_held`
         self._why_not = "", ""
+        self._told_drops = self._told_seq = 0  # what was lost and written when a loss was logged last
         self.dropped_records = 0  # lost to a full or failing disk since the start: alarm on it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._segments = self._recover() or [self._begin_segment(1)]
@@ -212,7 +215,10 @@ class UsageSpool:
     def _drop(self, records: int) -> bool:
         message, reason = self._why_not
         self.dropped_records += records
-        log.error(message, extra={"dropped": self.dropped_records, "reason": reason})
+        is_news = self.last_seq >= self._told_seq + _WRITTEN_BETWEEN  # the disk had room meanwhile
+        if is_news or self.dropped_records >= 2 * self._told_drops:
+            self._told_drops, self._told_seq = self.dropped_records, self.last_seq
+            log.error(message, extra={"dropped": self.dropped_records, "reason": reason})
         return False
 
     def _roll_if_full(self, coming_bytes: int) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
+import pytest
 
 from admission.running_journal import FILE_NAME, RunningJournal, settle
 from admission.usage_spool import UsageSpool
@@ -95,6 +96,29 @@ def test_records_that_were_acknowledged_and_are_gone_do_not_come_back(tmp_path: 
     assert recorded(tmp_path) == [("b", "completed")]  # the newest segment stays
     assert settled(tmp_path) == 0
     assert recorded(tmp_path) == [("b", "completed")]
+
+
+def test_records_acknowledged_while_the_disk_is_full_do_not_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ends of their requests could not be written; the room that the records had is enough for them."""
+    spool, journal = UsageSpool(tmp_path, segment_bytes=1), RunningJournal(tmp_path)  # a record a segment
+    for name in ("a", "b", "runs"):
+        journal.begin(name, dict(DRAFT))
+    with files_of_at_most((tmp_path / FILE_NAME).stat().st_size):
+        for name in ("a", "b"):
+            record(spool, name)
+            journal.end(name, has_record=True)
+        spool.flush()
+        journal.flush()
+        journal.flush()
+    spool.acknowledge(2)
+    journal.flush()  # as the admin API does when they are gone
+    assert [one.message for one in caplog.records].count(
+        "journal of running requests cannot be written"
+    ) == 1
+    assert settled(tmp_path) == 1
+    assert recorded(tmp_path) == [("b", "completed"), ("runs", "upstream_error")]  # the newest stayed
 
 
 def test_the_journal_stays_short_over_many_requests(tmp_path: Path) -> None:

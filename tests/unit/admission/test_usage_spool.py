@@ -170,6 +170,19 @@ def test_a_full_spool_drops_loudly_and_leaves_no_hole(
     assert numbers(spool, after=held) == [held + 1]
 
 
+def test_a_full_disk_under_load_does_not_fill_the_log_as_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = UsageSpool(tmp_path, max_bytes=6_000)
+    fill(spool, 5)
+    with files_of_at_most(1):
+        for _ in range(5_000):
+            assert not spool.append(record(spool.next_seq))
+    told = [entry.dropped for entry in caplog.records if entry.levelname == "ERROR"]
+    assert told == [2**power for power in range(13)]  # 4096 is the last below 5000
+    assert spool.dropped_records == 5_000
+
+
 def test_a_number_out_of_turn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not follow"):
         UsageSpool(tmp_path).append(record(7))
