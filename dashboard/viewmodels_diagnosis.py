@@ -6,14 +6,17 @@ could be looked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from control.queries_fleet import HealthView
+from control.queries_policy import GatewayState
 from dashboard import charts, theme, words
 from dashboard.charts import Figure, Line
-from dashboard.times import Zone
-from dashboard.viewmodels import NODE_PAGE, POLICY_PAGE, Card
+from dashboard.times import Zone, age
+from dashboard.viewmodels import NODE_PAGE, NOT_HEARD, POLICY_PAGE, Card
+from dashboard.viewmodels_fleet import rho_heard, silence_note
 from dashboard.words import Tone
 from fleet.diagnosis import LOW_UTILIZATION
 from fleet.diagnosis_evidence import Finding, Kind, Number, Series, Verdict
@@ -57,9 +60,28 @@ class FindingView:
     surer_with: str = ""
 
 
-def cards(verdict: Verdict, over: str = "", now: HealthView | None = None) -> list[Card]:
+def not_heard(gateways: Sequence[GatewayState]) -> str | None:
+    """Return which gateways do not answer: what their callers meet is in no number; None where all do."""
+    gone = [g for g in gateways if g.condition in NOT_HEARD]
+    if not gone:
+        return None
+    heard = ["never heard" if g.age_s is None else f"heard {age(g.age_s)} ago" for g in gone[:3]]
+    named = ", ".join(f"{g.name} ({said})" for g, said in zip(gone, heard, strict=False))
+    more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+    return f"{named}{more}: no present word. What their callers meet is in no number below"
+
+
+def tone_of(verdict: Verdict, *, is_partial: bool = False) -> Tone:
+    """Return how a verdict looks; well is only what was judged of everything, and of the present."""
+    tone = LOOKS[verdict.kind][0]
+    return "unknown" if is_partial and tone == "good" else tone
+
+
+def cards(
+    verdict: Verdict, over: str = "", now: HealthView | None = None, *, is_partial: bool = False
+) -> list[Card]:
     """Return the verdict and the numbers it rests on: means of the interval `over`, beside rho of `now`."""
-    tone, word = LOOKS[verdict.kind]
+    tone, word = tone_of(verdict, is_partial=is_partial), LOOKS[verdict.kind][1]
     said = {number.label: number.value for number in verdict.numbers}
     curve = verdict.utilization
     measured = said.get("first token, measured at")
@@ -106,7 +128,8 @@ def _rho_now(now: HealthView | None) -> str:
     """Return what the Fleet page shows of the present: it moves ahead of a mean over minutes."""
     if now is None or now.is_stale or now.rho is None:
         return "now: not known"
-    return f"now {words.ratio(now.rho)}, as on the Fleet page"
+    least = "" if silence_note(now) is None else "at least "
+    return f"now {least}{words.ratio(rho_heard(now))}, as on the Fleet page"
 
 
 def _spread(low: float, high: float) -> str:

@@ -48,7 +48,8 @@ def rows(views: Sequence[HealthView]) -> dict[str, list[Any]]:
         "interval": [
             None
             if view.is_stale
-            else silence_note(view) or words.interval(view.rho_low, view.rho_high) or None
+            or silence_note(view) is not None  # the whole is not known, so neither its ends
+            else words.interval(view.rho_low, view.rho_high) or None
             for view, _ in kept
         ],
         "grade": [None if view.is_stale else view.grade for view, _ in kept],

@@ -26,14 +26,18 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     verdict = found.value
-    components.verdict(vm.LOOKS[verdict.kind][0], verdict.sentence)
     fleet = data.fleet_now()
     shown = fleet.value if fleet.problem is None else None
     now = shown.health if shown is not None else None
     stopped = controller_stopped(shown, at, chosen.zone) if shown is not None else None
+    silent = vm.not_heard(shown.gateways) if shown is not None and stopped is None else None
+    is_partial = stopped is not None or silent is not None
+    components.verdict(vm.tone_of(verdict, is_partial=is_partial), verdict.sentence)
+    if silent is not None:
+        st.warning(f"{words.plain(silent)}.")
     if stopped is not None:
         st.warning(f"{words.with_code(stopped.text)} The verdict is of what was measured before that.")
-    components.cards(vm.cards(verdict, over or intervals[0], now))
+    components.cards(vm.cards(verdict, over or intervals[0], now, is_partial=is_partial))
     figure = vm.utilization_figure(verdict, chosen.zone)
     if figure is not None:
         components.plot(figure, key="utilization")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,6 +11,7 @@ from control.queries_fleet import HealthView
 from dashboard import viewmodels_diagnosis as vm
 from dashboard.times import UTC_ZONE
 from fleet.diagnosis_evidence import Cause, Curve, Finding, Kind, Number, Series, Verdict
+from tests.unit.dashboard.test_viewmodels import gateway
 
 T0 = 1_800_000_000.0
 
@@ -93,6 +95,9 @@ def test_the_window_and_the_place_of_measurement_stand_beside_the_numbers_and_so
     assert cards["First token p95, 15 min"].note == "at the gateways"
     refused = cards["Refused for want of room, 15 min"]  # what tenants' own limits refused is not in it
     assert (refused.value, "own limits refused is not in it" in refused.help) == ("3.4 %", True)
+    told = {"arrivals_from": "gateways", "silent_gateways": {"gw-2": 40.0}, "rho_heard": 0.3}
+    part = vm.cards(Verdict(Kind.HEALTHY, "x"), "15 min", replace(health, partial=True, detail=told))
+    assert part[2].note == "now at least 0.30, as on the Fleet page"
     unknown = {c.label: c for c in vm.cards(Verdict(Kind.UNKNOWN, "x"), "1 h", None)}
     assert unknown["Rho, 1 h"].note == "now: not known"
     assert unknown["First token p95, 1 h"].note == ""
@@ -105,3 +110,14 @@ def test_low_use_is_worth_a_look_and_high_use_is_not():
 
     assert (card(0.28).value, card(0.28).tone, card(0.28).note) == ("28 %", "watch", "p10 14 %, p90 28 %")
     assert card(0.6).tone == "plain"
+
+
+def test_well_is_said_only_where_every_gateway_is_heard() -> None:
+    well, lacking = Verdict(Kind.HEALTHY, "x"), Verdict(Kind.CAPACITY, "x")
+    assert vm.not_heard((gateway("converged"), gateway("behind"))) is None
+    gone = (gateway("converged"), replace(gateway("unreachable"), name="gw-2", age_s=130.0))
+    assert str(vm.not_heard(gone)).startswith("gw-2 (heard 2 min ago): no present word")
+    assert "never heard" in str(vm.not_heard((replace(gateway("unknown"), age_s=None),)))
+    assert (vm.tone_of(well), vm.tone_of(well, is_partial=True)) == ("good", "unknown")
+    assert vm.tone_of(lacking, is_partial=True) == "act"  # what is wrong stays so, whatever the rest adds
+    assert vm.cards(well, is_partial=True)[0].tone == "unknown"

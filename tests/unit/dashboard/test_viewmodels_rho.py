@@ -106,7 +106,7 @@ def test_a_rho_with_the_last_demand_of_a_silent_gateway_is_no_exact_number() -> 
     assert "some nodes unknown" not in card.note
     row = {name: values[0] for name, values in vm.rows([silent(0.6, 0.3)]).items()}
     assert (row["rho"], row["verdict"]) == (0.3, f"{SIGNS['unknown']} at least")
-    assert "gw-2 silent for 40 s" in row["interval"]
+    assert row["interval"] is None  # the card above names the gateway; a cell would cut it
     said = as_dict(silent(0.6, 0.3))
     assert (said["partial"], said["rho_at_least"], said["silent_gateways"]) == (True, 0.3, {"gw-2": 40.0})
 
