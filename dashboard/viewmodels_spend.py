@@ -20,7 +20,7 @@ from dashboard.viewmodels import Card
 from dashboard.viewmodels_months import method_words
 from fleet.spend import MonthSpend, SpendLine, subtotals
 
-IDLE = "idle (nobody's)"
+NOBODY = "(nobody's)"
 
 
 def cards(month: MonthSpend) -> list[Card]:
@@ -44,7 +44,7 @@ def cards(month: MonthSpend) -> list[Card]:
             words.cents(idle),
             "its own line",
             "plain",
-            f"{words.percent(idle_share)} of the total",
+            f"{words.percent(idle_share)} of the total{_beside_idle(month)}",
         ),
         Card(
             "Node-hours",
@@ -56,12 +56,27 @@ def cards(month: MonthSpend) -> list[Card]:
     ]
 
 
+def _beside_idle(month: MonthSpend) -> str:
+    """Return the other costs that are no tenant's use, so that the cards add up to the first one."""
+    sums = subtotals(month.lines, "kind")
+    others = [
+        f"{words.cents(usd)} {kind}" for (kind,), usd in sums.items() if kind not in ("usage", "idle")
+    ]
+    return f"; beside it {', '.join(sorted(others))}" if others else ""
+
+
+def _nobodys(lines: Sequence[SpendLine]) -> str:
+    """Return what lines that are no tenant's are: "idle (nobody's)", "idle, burst (nobody's)"."""
+    kinds = sorted({line.kind for line in lines}, key=lambda kind: (kind != "idle", kind))
+    return f"{', '.join(kinds)} {NOBODY}"
+
+
 def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
     """Return the month's lines by column, and the total as the last one."""
     lines = month.lines
     return {
         "line": [*(line.kind for line in lines), "total"],
-        "tenant": [*(line.tenant or IDLE for line in lines), ""],
+        "tenant": [*(line.tenant or _nobodys([line]) for line in lines), ""],
         "tier": [*(words.tier(line.tier) for line in lines), ""],
         "model": [*(line.model for line in lines), ""],
         "pool": [*(line.pool for line in lines), ""],
@@ -103,8 +118,9 @@ def subtotal_rows(month: MonthSpend, by: Literal["tenant", "tier", "model"]) -> 
     """Return the subtotals by tenant, tier or model, largest first; with idle they equal the total."""
     sums = sorted(subtotals(month.lines, by).items(), key=lambda item: (-item[1], item[0]))
     total = month.total_usd
+    nobodys = _nobodys([line for line in month.lines if not getattr(line, by)])
     return {
-        "of": [*(_part(name, by) for (name,), _ in sums), "total"],
+        "of": [*(_part(name, by) or nobodys for (name,), _ in sums), "total"],
         "usd": [*(words.cents(amount) for _, amount in sums), words.cents(_known(month))],
         "share": [*(_share(amount, total) for _, amount in sums), 100.0 if total else None],
     }
@@ -112,7 +128,7 @@ def subtotal_rows(month: MonthSpend, by: Literal["tenant", "tier", "model"]) -> 
 
 def _part(name: str, by: Literal["tenant", "tier", "model"]) -> str:
     """Return a name as it is: only tiers, which are ours, are written otherwise."""
-    return IDLE if not name else words.tier(name) if by == "tier" else name
+    return words.tier(name) if by == "tier" else name
 
 
 def _share(amount: Decimal, total: Decimal) -> float | None:

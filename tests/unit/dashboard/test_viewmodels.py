@@ -339,6 +339,29 @@ def test_every_level_of_a_month_adds_up_to_its_total(
         assert sum(amounts[:-1]) == amounts[-1] == month.total_usd
 
 
+def test_the_cards_of_a_month_and_the_lines_of_nobody_leave_no_dollar_unnamed() -> None:
+    # 1 h on demand at 28, used for 10 of its 64 places' 3,600 s each; 1 h of spot beside it at 16, unused
+    month = allocate(
+        month_of("2026-11", ZoneInfo("UTC")),
+        [
+            NodeTime("main", "on_demand", Decimal(3600), Decimal(28)),
+            NodeTime("main", "spot", Decimal(3600), Decimal(16)),
+        ],
+        [Use("acme", "batch", "llama", "main", 1, 1, 1, Decimal(36_000))],
+        {"main": 64},
+        is_estimated=True,
+    )
+    kinds = {line.kind for line in month.lines}
+    assert kinds == {"usage", "idle", "burst"}
+    spend, used, idle, _ = viewmodels_spend.cards(month)
+    burst = next(line.amount_usd for line in month.lines if line.kind == "burst")
+    assert idle.note.endswith(f"; beside it ${burst:,.2f} burst")
+    shown = [Decimal(card.value.replace("$", "")) for card in (spend, used, idle)]
+    assert shown[0] == shown[1] + shown[2] + burst
+    assert viewmodels_spend.subtotal_rows(month, "tenant")["of"][0] == "idle, burst (nobody's)"
+    assert "burst (nobody's)" in viewmodels_spend.line_rows(month)["tenant"]
+
+
 def test_weights_say_what_is_missing() -> None:
     assert viewmodels_policy.weights_text({"a": 70, "b": 25, "c": 5}) == "The weights sum to 100 %."
     assert "give 5 more" in viewmodels_policy.weights_text({"a": 70, "b": 20, "c": 5})
