@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import func, select
+from sqlalchemy import RowMapping, func, select
 from sqlalchemy.orm import Session
 
 from control import queries_policy
@@ -63,6 +63,11 @@ _COUNTS = (
     "arrivals", "completed", "errors", "aborted", "prompt_tokens", "prompt_tokens_computed",
     "generation_tokens", "preemptions", "prefix_cache_hits", "prefix_cache_queries", "running", "waiting",
     "waiting_capacity", "kv_used_ratio", "kv_capacity_tokens",
+)  # fmt: skip
+_FLOW_COLUMNS = (
+    "at", "tenant", "tier", "covered_s", "offered", "repeated", "dispatched", "outcomes", "prompt_tokens",
+    "output_tokens", "queued_requests", "in_flight_requests", "queue_wait_edges", "queue_wait_counts",
+    "queue_wait_sum_s", "ttft_edges", "ttft_counts", "ttft_sum_s",
 )  # fmt: skip
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 Edges = Mapping[int, tuple[float, ...]]
@@ -235,14 +240,15 @@ def _flows(
     session: Session, since: datetime, until: datetime, edges: Edges, policy: Policy | None
 ) -> tuple[FlowEvidence, ...]:
     g = GatewaySampleRow
-    rows = session.scalars(
-        select(g).where(g.at > since, g.at <= until, g.covered_s.is_not(None)).order_by(g.at)
-    )
-    rounds: dict[tuple[str, str], dict[datetime, list[GatewaySampleRow]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    columns = [
+        g.__table__.c[name] for name in _FLOW_COLUMNS
+    ]  # rows, not objects: there are tens of thousands
+    rows = session.execute(
+        select(*columns).where(g.at > since, g.at <= until, g.covered_s.is_not(None)).order_by(g.at)
+    ).mappings()
+    rounds: dict[tuple[str, str], dict[datetime, list[RowMapping]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        rounds[row.tenant, row.tier][row.at].append(row)
+        rounds[row["tenant"], row["tier"]][row["at"]].append(row)
     return tuple(
         FlowEvidence(
             tenant,
@@ -266,35 +272,24 @@ def _standing(policy: Policy | None, tenant: str, tier: str) -> tuple[float | No
     )
 
 
-def _slice(at: datetime, parts: Sequence[GatewaySampleRow], edges: Edges) -> FlowSlice:
+def _slice(at: datetime, parts: Sequence[RowMapping], edges: Edges) -> FlowSlice:
     """Return one flow's round, all gateways together; a count that one of them lacks is unknown."""
 
     def total(name: str) -> int | None:
-        values = [getattr(part, name) for part in parts]
+        values = [part[name] for part in parts]
         return None if any(value is None for value in values) else sum(values)
 
     def merged(prefix: str) -> Histogram | None:
-        found = [
-            _histogram(
-                {
-                    f"{prefix}_{part}": getattr(row, f"{prefix}_{part}")
-                    for part in ("edges", "counts", "sum_s")
-                },
-                prefix,
-                "sum_s",
-                edges,
-            )
-            for row in parts
-        ]
+        found = [_histogram(row, prefix, "sum_s", edges) for row in parts]
         return merge([h for h in found if h is not None])
 
     outcomes: Counter[str] = Counter()
     for row in parts:
-        outcomes.update({name: int(n) for name, n in row.outcomes.items()})
+        outcomes.update({name: int(n) for name, n in row["outcomes"].items()})
     asked = competing(total("offered"), total("repeated"), outcomes)
     return FlowSlice(
         at.timestamp(),
-        max(row.covered_s or 0.0 for row in parts),
+        max(row["covered_s"] or 0.0 for row in parts),
         offered=asked.offered,
         dispatched=total("dispatched"),
         refused=asked.refused,

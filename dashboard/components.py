@@ -157,14 +157,13 @@ def table(
     silent = {name for name in remarks if not any(rows.get(name, ()))}
     with st.container(key=f"table_{key}", gap="xxsmall"):
         is_all = not more or st.toggle("All columns", key=f"{key}_all")
+        shown = [
+            name for name in columns if name in rows and name not in silent and (is_all or name not in more)
+        ]
         st.dataframe(
-            rows,
+            {name: rows[name] for name in shown},  # columns nobody sees would be sent at each tick
             column_config=columns,
-            column_order=[
-                name
-                for name in columns
-                if name in rows and name not in silent and (is_all or name not in more)
-            ],
+            column_order=shown,
             hide_index=True,
             key=key,
             height=height,

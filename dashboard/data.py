@@ -43,6 +43,7 @@ T = TypeVar("T")
 #: Half the default scrape period: a tick never shows what is older than one round and a half.
 TTL_S = 5.0
 TTL_SHORT_S = 1.5  # while a rollout is watched
+TTL_LONG_S = 30.0  # of what takes seconds to work out of a large fleet's rows
 RECENT = timedelta(minutes=10)
 ROUNDS_SHOWN = timedelta(hours=1)  # single rounds of a node: scatter, remarks, preemptions
 CHANGES_READ = 60  # rows of the record behind the list of recent changes and the marks on charts
@@ -224,19 +225,29 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+#: Questions that take seconds -> what is made of their rows once the transaction is over.
+LONG: dict[str, Callable[[Any], Any]] = {}
+
+
 def _answer(question: str, arguments: tuple[Any, ...]) -> tuple[Any, datetime]:
     of = deps()
     now = of.clock.now()
 
     def asked() -> Any:
         with database.session_scope(of.reader) as session:
-            return QUESTIONS[question](session, of, now, *arguments)
+            found = QUESTIONS[question](session, of, now, *arguments)
+        return LONG[question](found) if question in LONG else found
 
-    return of.patience.ask(asked), now
+    return (of.long_patience if question in LONG else of.patience).ask(asked), now
 
 
 @st.cache_data(ttl=TTL_S, show_spinner=False, max_entries=400)
 def _cached(question: str, arguments: tuple[Any, ...]) -> tuple[Any, datetime]:
+    return _answer(question, arguments)
+
+
+@st.cache_data(ttl=TTL_LONG_S, show_spinner=False, max_entries=50)
+def _cached_long(question: str, arguments: tuple[Any, ...]) -> tuple[Any, datetime]:
     return _answer(question, arguments)
 
 
@@ -256,8 +267,9 @@ def ask(question: str, *arguments: Any, is_brief: bool = False) -> Reading[Any]:
     Modules beside this one (`data_*`) add their questions to QUESTIONS when they are imported.
     """
     key, kept = (question, *arguments), _last_good()
+    cached = _cached_long if question in LONG else _cached_briefly if is_brief else _cached
     try:
-        value, as_of = (_cached_briefly if is_brief else _cached)(question, arguments)
+        value, as_of = cached(question, arguments)
     except FleetError as problem:
         return Reading(*kept.get(key, (None, None)), problem)
     except database.DBAPIError as exc:  # a query that took too long, or a schema of another release
@@ -275,6 +287,7 @@ def ask(question: str, *arguments: Any, is_brief: bool = False) -> Reading[Any]:
 def forget() -> None:
     """Ask the database again at the next question: something was just changed."""
     _cached.clear()
+    _cached_long.clear()
     _cached_briefly.clear()
 
 

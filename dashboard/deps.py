@@ -15,18 +15,21 @@ from control.database import Engine, make_engine
 from control.database import Role as Connection
 from control.database_url import resolve_dsn
 from control.settings import Settings, SignIn, load_settings
+from dashboard.outage import Outage
 from dashboard.patience import Patience
 from fleet.clock import Clock, SystemClock
 
 #: Every session reads through this pool; queries are cached, so few are under way at once.
 POOL = 5
+LONG_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deps:
     """Everything of the process. `reader` may only read; `writer` carries commands and sign-ins.
 
-    `patience` bounds how long a page waits for either.
+    `patience` bounds how long a page waits for either, `long_patience` for what is worked out of many rows:
+    one that is slow there says nothing of the database, and keeps no other page waiting.
     """
 
     settings: Settings
@@ -34,6 +37,9 @@ class Deps:
     writer: Engine
     clock: Clock
     patience: Patience = field(default_factory=lambda: Patience(SystemClock()))
+    long_patience: Patience = field(
+        default_factory=lambda: Patience(SystemClock(), LONG_WAIT_S, outage=Outage(), answers="worked out")
+    )
 
     @property
     def everybody_is_admin(self) -> bool:

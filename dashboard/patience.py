@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dashboard.outage import DATABASE_FIELD, SEEN, Outage
 from fleet.clock import Clock
@@ -31,6 +31,7 @@ class Patience:
     clock: Clock
     wait_s: float = WAIT_S
     outage: Outage = field(default_factory=lambda: SEEN)  # one for all
+    answers: Literal["asked", "worked out"] = "asked"  # from the database, or of what it gave
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="question")
     )
@@ -74,6 +75,11 @@ class Patience:
         return True
 
     def _hangs(self) -> Unavailable:
+        if self.answers == "worked out":
+            return Unavailable(
+                f"this was not worked out within {self.wait_s:g} s: it is much, or the machine is busy",
+                hint="Choose a shorter interval, or look again in a minute; other pages do not wait for it",
+            )
         hangs = Unavailable(
             f"the database has not answered within {self.wait_s:g} s: it hangs, or is far behind",
             hint="Look at Postgres and its disk; gateways keep admitting by their last good policy",
