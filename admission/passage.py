@@ -211,7 +211,7 @@ class Passage:
             self._ledger.journal.begin_json(self.request_id, draft)
 
     def unsent(self) -> None:
-        """Note that nothing of it left after all: nobody works on it."""
+        """Note that it did not leave after all, or not whole: nobody works on it."""
         self.may_have_left = False
 
     def reached(self) -> None:

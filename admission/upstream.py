@@ -194,7 +194,7 @@ class Upstream:
         """Send a JSON body, with `more` header lines; return once the answer's head is there.
 
         Raises NodeFailed. It means that no byte of an answer came: the request may be sent to another node.
-        `unsent` is called before that, and before a cancellation ends this, where none of it left.
+        `unsent` is called before that, and before a cancellation ends this, where not all of it left.
         """
         known = self._posts.get(url)
         target, begin = self._post_to(url) if known is None else known

@@ -99,7 +99,7 @@ class Wire:
         self.until_s = _NEVER  # the exchange ends by then, whatever comes
         self.is_reusable = False
         self.is_unread = False  # the node ended it without having read what was sent last
-        self.never_left = True  # no byte of what was to be sent last is on its way
+        self.never_left = True  # what was to be sent last is not on its way, or not all of it
         self._peek: select.poll | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -268,9 +268,12 @@ class Wire:
         self._break_off()
 
     def _break_off(self) -> None:
-        if self._transport is not None:
-            self.never_left |= self._transport.drop()  # nobody waits for an answer to it
-            self._transport.abort()
+        transport = self._transport
+        if transport is not None:
+            is_held = transport.drop()  # nobody waits for an answer to it
+            # What the kernel has not taken of a request goes nowhere: no node acts on a part of one.
+            self.never_left |= is_held or transport.inner.get_write_buffer_size() > 0
+            transport.abort()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -60,7 +60,10 @@ def full() -> Generator[str]:
 
 
 def played(
-    play: Callable[[Upstream, Known], Awaitable[None]], *, connect_timeout_s: float = WAIT_S
+    play: Callable[[Upstream, Known], Awaitable[None]],
+    *,
+    connect_timeout_s: float = WAIT_S,
+    first_byte_timeout_s: float = WAIT_S,
 ) -> Known:
     known = Known()
 
@@ -70,6 +73,7 @@ def played(
             state_dir=Path("/nowhere"),
             admin_token=SecretStr(ADMIN_TOKEN),
             connect_timeout_s=connect_timeout_s,
+            first_byte_timeout_s=first_byte_timeout_s,
         )
         async with asyncio.timeout(WAIT_S), Upstream(settings) as upstream:
             await play(upstream, known)
@@ -143,6 +147,26 @@ def test_a_request_given_up_before_the_turn_ends_has_not_left() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+@pytest.mark.parametrize("ends", ["given up", "too late"])
+def test_a_request_whose_body_the_node_does_not_take_has_not_left(ends: str) -> None:
+    """It is larger than what the kernels hold for a node that reads nothing."""
+
+    async def play(upstream: Upstream, known: Known) -> None:
+        post = asyncio.create_task(upstream.post(url, b"x" * (64 << 20), "r-1", unsent=known.note))
+        connection, _ = await asyncio.get_running_loop().run_in_executor(None, listener.accept)
+        with connection:
+            await asyncio.sleep(0.05)
+            if ends == "given up":
+                await given_up(post)
+            else:
+                with pytest.raises(NodeFailed) as caught:
+                    await post
+                assert caught.value.is_timeout
+
+    with listening() as (listener, url):
+        assert played(play, first_byte_timeout_s=WAIT_S if ends == "given up" else 0.2).unsent == 1
 
 
 @pytest.mark.parametrize("ends", ["given up", "reset"])
