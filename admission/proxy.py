@@ -157,6 +157,8 @@ class Proxy:
         finally:
             if not passage.is_finished:  # a fault of ours; nothing may stay booked
                 passage.finish(Outcome.UPSTREAM_ERROR)
+            if passage.suspects:  # its client did not wait for what another node would say
+                self._link.unanswered(passage)
             if passage.outcome in LOST:
                 state.repeats.lost(caller.tenant, headers, call.raw, state.clock.monotonic_s())
 

@@ -117,6 +117,21 @@ def test_a_node_that_answers_500_to_good_bodies_is_out_after_three(tmp_path: Pat
         assert because == 1
 
 
+def test_a_node_that_fails_is_out_though_no_client_waits_for_what_another_says(tmp_path: Path) -> None:
+    """Who leaves while another node works on it had its request failed all the same."""
+    broken = FakeEngine("n1", is_broken=True)
+    engines = [broken, FakeEngine("n2")]
+    with serving(tmp_path, engines) as gateway, gateway.client() as client:
+        for number in range(60):
+            with contextlib.suppress(httpx.TimeoutException):
+                body = chat(f"tokens=3 pause=60 number {number}")
+                client.post(CHAT, json=body, timeout=httpx.Timeout(60, read=0.5))
+            if ejections(gateway):
+                break
+        assert ejections(gateway) == 1
+        assert len(broken.served) < 10  # so often the budget lets a request be tried again
+
+
 def test_a_node_that_breaks_is_out_though_a_client_used_up_the_retries(tmp_path: Path) -> None:
     broken = FakeEngine("n1")
     engines = [broken, FakeEngine("n2"), FakeEngine("n3")]
