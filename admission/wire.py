@@ -313,6 +313,12 @@ class Wire:
         elif self.has_head:
             self._wake()
 
+    def pause_writing(self) -> None:
+        """A large body waits for a node that reads slowly: it is written whole, nothing more follows."""
+
+    def resume_writing(self) -> None:
+        """The node took most of it."""
+
     def eof_received(self) -> bool:
         return False  # the transport closes; connection_lost says the rest
 
