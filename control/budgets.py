@@ -85,11 +85,12 @@ def budget_report(session: Session, *, zone: ZoneInfo, now: datetime) -> BudgetR
     days = {month.name: tenant_days(session, spend, limits, zone=zone)}
     days |= _earlier(session, month, limits, zone, now)
     words = _Words.of(session, now)
+    observed = first_observed(session)
     found: list[TenantBudget] = []
     for tenant, limit in limits.items():
         own = {day: usd for part in days.values() for day, usd in part.get(tenant, {}).items()}
         usd = spent.get(tenant, NO_USD)
-        ahead, why = _forecast(session, own, usd, month, zone, now)
+        ahead, why = _forecast(own, usd, month, zone, now, observed)
         this_month = days[month.name][tenant]
         state = judge(tenant, limit, usd, this_month, ahead, why)
         is_spent = state.standing is Standing.OVER
@@ -151,16 +152,18 @@ def _earlier(
 
 
 def _forecast(
-    session: Session, days: Days, spent: Decimal, month: Month, zone: ZoneInfo, now: datetime
+    days: Days, spent: Decimal, month: Month, zone: ZoneInfo, now: datetime, observed: datetime | None
 ) -> tuple[Forecast | None, str]:
-    """Return the forecast, or why there is none. Complete days begin with the tenant's first use."""
+    """Return the forecast, or why there is none. Complete days begin with the tenant's first use.
+
+    `observed`: when the fleet's record begins; its first day was not whole.
+    """
     today = now.astimezone(zone).date()
     last = (now - SETTLED_AFTER).astimezone(zone).date() - timedelta(days=1)
     used = [day for day, usd in days.items() if usd and day <= last]
     first = max(min(used), last - timedelta(days=WINDOW_DAYS - 1)) if used else None
-    observed = first_observed(session)
     if first is not None and observed is not None and observed.astimezone(zone).date() == first:
-        first += timedelta(days=1)  # the first day was not whole
+        first += timedelta(days=1)
     history = (
         []
         if first is None

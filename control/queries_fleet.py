@@ -137,14 +137,16 @@ def fleet_health(session: Session, now: datetime) -> HealthView | None:
     return views[0] if views else None
 
 
-def node_health(session: Session, now: datetime) -> list[HealthView]:
-    """Return every node's verdict in the newest round of the last hour, by name."""
-    return latest_verdicts(session, "node", now)
+def node_health(session: Session, now: datetime, *, name: str | None = None) -> list[HealthView]:
+    """Return every node's verdict in the newest round of the last hour, by name; or only that of `name`."""
+    return latest_verdicts(session, "node", now, name=name)
 
 
-def latest_verdicts(session: Session, scope: Scope, now: datetime) -> list[HealthView]:
+def latest_verdicts(
+    session: Session, scope: Scope, now: datetime, *, name: str | None = None
+) -> list[HealthView]:
     """Return the verdicts of one scope in the newest round that has any, by name: of the last hour, but the
-    fleet's however old. A round judges everything there is.
+    fleet's however old. A round judges everything there is. `name`: only this one's, of the same round.
     """
     limit_s = stale_after_s(scrape_period_s(session))
     h = HealthRow
@@ -152,6 +154,8 @@ def latest_verdicts(session: Session, scope: Scope, now: datetime) -> list[Healt
     if scope != "fleet":
         rounds = rounds.where(h.at >= now - timedelta(hours=1))
     query = select(h).where(h.scope == scope, h.at == rounds.scalar_subquery()).order_by(h.name)
+    if name is not None:
+        query = query.where(h.name == name)
     return [_view(row, now, limit_s) for row in session.scalars(query)]
 
 

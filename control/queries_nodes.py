@@ -118,6 +118,13 @@ class NodeDetail:
     scatter: tuple[BatchPoint, ...]
 
 
+def node_names(session: Session) -> list[str]:
+    """Return the names of nodes that are not removed, in their order."""
+    return list(
+        session.scalars(select(NodeRow.name).where(NodeRow.state != "removed").order_by(NodeRow.name))
+    )
+
+
 def node_table(session: Session, now: datetime) -> list[NodeRowView]:
     """Return every node that is not removed, by name, with its newest facts and their age.
 
@@ -132,7 +139,8 @@ def _rows(session: Session, nodes: Sequence[NodeRow], now: datetime) -> list[Nod
     names = [node.name for node in nodes]
     samples = _newest_samples(session, names, now, period_s)
     failures = _newest_failures(session, names, now)
-    verdicts = {view.name: view for view in node_health(session, now)}
+    only = names[0] if len(names) == 1 else None
+    verdicts = {view.name: view for view in node_health(session, now, name=only)}
     read_from = node_sources(session)
     rows = [
         _row(
@@ -279,7 +287,7 @@ def node_detail(
     )
     return NodeDetail(
         row=_rows(session, [node], now)[0],
-        health=next((view for view in node_health(session, now) if view.name == name), None),
+        health=next(iter(node_health(session, now, name=name)), None),
         points=_points(session, name, samples, since, now),
         capacity=_capacity(session, name, now),
         scatter=_scatter(samples),

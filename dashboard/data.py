@@ -149,8 +149,8 @@ def _node_latency(session: Any, _of: Deps, now: datetime, name: str, s: int) -> 
     return queries_history.latency_history(session, "node", name, now - timedelta(seconds=s), now)
 
 
-def _node_names(session: Any, _of: Deps, now: datetime) -> list[str]:
-    return [row.name for row in queries_nodes.node_table(session, now)]
+def _node_names(session: Any, _of: Deps, _now: datetime) -> list[str]:
+    return queries_nodes.node_names(session)
 
 
 def _policy(session: Any, _of: Deps, _now: datetime) -> PolicyNow:

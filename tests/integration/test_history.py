@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -16,15 +17,21 @@ from control.database import session_scope
 from control.gateway_scrape import FlowWindow
 from control.panels import _COLUMNS, COLUMNS, _query, node_panel
 from control.partitions import Retention, drop_old, make_partitions
-from control.queries_gateway_traffic import traffic_by_tenant
-from control.queries_history import health_history, latency_history, latency_timeline
+from control.queries_gateway_traffic import gateway_ttft, traffic_by_tenant
+from control.queries_history import (
+    health_history,
+    latency_history,
+    latency_timeline,
+    level_of,
+    sum_level_of,
+)
 from control.queries_latency import latency_quantiles
-from control.queries_traffic_history import traffic_history
+from control.queries_traffic_history import door_ttft, traffic_history
 from control.rollup import Roller
 from control.sample_store import EdgeIds, copy_rows, edges_of, write_round
 from control.scrape import EngineSample, GatewayResult, NodeResult, Round
 from control.tables import NodeRow, PoolRow
-from control.tables_rollup import Level
+from control.tables_rollup import GATEWAY, Level
 from fleet.clock import ManualClock
 from fleet.errors import InvalidInput
 from fleet.readings import EngineWindow, Histogram
@@ -176,6 +183,24 @@ def test_traffic_is_the_same_from_minutes_and_its_rate_divides_by_time_that_was_
     assert flow.offered == 2 * 10 * rounds
     assert flow.refused == {"rejected_queue_full": 2 * 2 * rounds}
     assert found.covered_s == {("t", "batch"): PERIOD_S * rounds}  # two gateways, the same time
+
+
+@pytest.mark.parametrize("ago", [timedelta(minutes=8), timedelta(minutes=40)])
+def test_the_last_minutes_are_the_same_from_minutes_and_what_follows_them(session: Session, ago: timedelta):
+    since, until = end() - ago, end()  # the newest three minutes are not rolled up yet
+    read = level_of(session, GATEWAY, since, until), sum_level_of(session, GATEWAY, since, until)
+    assert read == (Level.RAW, Level.MINUTE)
+    raw = traffic_by_tenant(session, since, until)
+    minutes = int(ago.total_seconds() / 60)
+    assert raw[0].offered == 2 * 10 * minutes  # two gateways, ten a minute each
+    assert list(traffic_history(session, since, until).flows) == raw
+    (counts,) = traffic_history(session, since, until, has_latency=False).flows
+    assert counts == replace(raw[0], ttft=counts.ttft, queue_wait=counts.queue_wait)
+    assert counts.ttft.count == 0
+    assert door_ttft(session, since, until) == gateway_ttft(session, since, until) == raw[0].ttft
+    fleet = latency_history(session, "fleet", "", since, until)
+    assert fleet == latency_quantiles(session, since=since, until=until)
+    assert fleet["ttft_s"].count > 0
 
 
 def test_traffic_of_days_is_that_of_their_hours_and_rounds(session: Session):

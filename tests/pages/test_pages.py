@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from control.database import session_scope
 from control.tables import SampleRow
+from dashboard import tables
 from tests.pages.conftest import Show, column, text
 from tests.postgres_server import FreshDatabase
 
@@ -282,3 +283,17 @@ def test_a_node_stays_chosen_over_a_visit_to_another_page(full: Show) -> None:
 def test_a_live_revision_can_be_undone_where_it_is_watched(full: Show) -> None:
     at = full("rollout")
     assert at.button(key="rollout_undo").label == "Roll back to revision 1"
+
+
+def test_a_table_sends_the_columns_it_shows_and_the_others_when_asked(full: Show) -> None:
+    at = full("fleet")
+
+    def sent() -> set[str]:
+        return set(next(d.value for d in at.dataframe if "tenant" in d.value.columns).columns)
+
+    few = sent()
+    assert {"tenant", "offered"} <= few
+    assert not few & set(tables.TRAFFIC_MORE)
+    at.toggle(key="traffic_all").set_value(True).run()
+    assert sent() == few | set(tables.TRAFFIC_MORE)
+    assert column(at, "admitted") == [38 * 30]  # thirty rounds of 38

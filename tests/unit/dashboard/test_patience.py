@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dashboard.outage import Outage
 from dashboard.patience import PROBE_EACH_S, Patience
 from fleet.clock import ManualClock
 from fleet.errors import NotFound, Unavailable
@@ -70,3 +71,15 @@ def test_once_the_late_answers_are_in_everything_is_asked_again(hanging: Hanging
     assert Patience(ManualClock(CLOCK_START), wait_s=60).ask(hanging.answer) == 7
     patience.wait_s = 60
     assert patience.ask(hanging.answer) == 7
+
+
+def test_what_is_much_to_work_out_blames_no_database_and_keeps_no_other_question_waiting(
+    hanging: Hanging,
+) -> None:
+    clock, seen = ManualClock(CLOCK_START), Outage()
+    much = Patience(clock, wait_s=0.02, outage=seen, answers="worked out")
+    with pytest.raises(Unavailable, match=r"not worked out within 0\.02 s") as caught:
+        much.ask(hanging.answer)
+    assert "database" not in caught.value.message
+    assert seen.noticed_at is None
+    assert Patience(clock).ask(lambda: 3) == 3  # the pages' own
