@@ -1,8 +1,8 @@
 """Failures of requests, held against a node only when the request's body is not at fault.
 
 Times are seconds on the clock's monotonic scale. What failed for a reason of its own (a refused connection,
-no answer in time, an answer about our key) is not doubted and does not come here. Prevents: a node taken
-out because a client sends what no engine can stand, and such a client taking out one after the other.
+an answer about our key) is not doubted and does not come here. Prevents: a node taken out because a client
+sends what no engine can stand, and such a client taking out one after the other.
 """
 
 from __future__ import annotations
@@ -48,6 +48,20 @@ class Blame:
         self._faults.failed(_digest(passage), passage.caller.tenant, {node, *names}, now_s)
         self._nodes.outliers.excuse(names)
 
+    def late(self, passage: Passage, node: str, fetched_from: str | None) -> None:
+        """Count it against a node that did not answer it in time, or fell silent.
+
+        What is long in coming may be so because the request asks for much: see `TenantVotes`.
+        """
+        if self._counts(passage, node):
+            self._nodes.request_failed(node, fetched_from)
+        else:
+            self._nodes.outliers.excuse((node,))
+
+    def _counts(self, passage: Passage, node: str) -> bool:
+        within_s, now_s = self._nodes.outliers.rules.interval_s, self._nodes.clock.monotonic_s()
+        return self._votes.counts(passage.caller.tenant, node, within_s, now_s)
+
     def ended(self, passage: Passage) -> None:
         """Judge those that failed it: nobody answers it."""
         suspects, passage.suspects = passage.suspects, ()
@@ -56,7 +70,7 @@ class Blame:
         is_alive, now_s = self._nodes.has_answered_lately(node), self._nodes.clock.monotonic_s()
         body, tenant = _digest(passage), passage.caller.tenant
         is_at_fault = self._faults.is_node_at_fault(body, tenant, names, is_alive, now_s)
-        if is_at_fault and self._votes.counts(tenant, node, self._nodes.outliers.rules.interval_s, now_s):
+        if is_at_fault and self._counts(passage, node):
             self._nodes.request_failed(node, fetched_from)
         else:
             self._nodes.outliers.excuse(names)

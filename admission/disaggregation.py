@@ -119,8 +119,10 @@ class Prefills:
 
     def _note_failure(self, passage: Passage, node: str, exc: NodeFailed) -> None:
         """Count it against the node, or doubt it where the body may be at fault."""
-        if exc.is_timeout or exc.reason is Reason.REFUSED or isinstance(exc, _Misled):
+        if exc.reason is Reason.REFUSED or isinstance(exc, _Misled) or not passage.may_have_left:
             self._nodes.request_failed(node)
+        elif exc.is_timeout:
+            self._blame.late(passage, node, None)
         else:
             self._blame.suspect(passage, node)
 

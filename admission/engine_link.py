@@ -100,8 +100,10 @@ class EngineLink:
         """Note that a node failed an exchange: perhaps for want of a prompt's KV cache, or by the body."""
         is_said = exc.reason in (Reason.HTTP_ERROR, Reason.TIMEOUT)  # by a node that lives
         fetched_from = passage.prefill_node if is_said else None
-        if exc.is_timeout or exc.reason is Reason.REFUSED or not passage.may_have_left:
+        if exc.reason is Reason.REFUSED or not passage.may_have_left:
             self._nodes.request_failed(node, fetched_from)
+        elif exc.is_timeout:
+            self.blame.late(passage, node, fetched_from)
         else:
             self.blame.suspect(passage, node, fetched_from)
 
@@ -121,7 +123,7 @@ class EngineLink:
             if passage.suspects:
                 self._acquit(passage, outcome)
         elif outcome is Outcome.UPSTREAM_TIMEOUT:
-            self._nodes.request_failed(node, passage.prefill_node)
+            self.blame.late(passage, node, passage.prefill_node)
         else:
             self.blame.suspect(passage, node, passage.prefill_node)
             self.blame.ended(passage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,22 @@ def test_a_client_whose_every_request_fails_once_it_is_answered_ejects_no_node(
                     assert post(client, f"fault=500 number {number}") == 502
         assert ejections(gateway) == 0
         assert gateway.status()["nodes_usable"] == 3
+
+
+def test_a_client_that_asks_for_more_than_can_be_answered_in_time_ejects_no_node(tmp_path: Path) -> None:
+    """Eight long answers at a time that are not streamed: none begins in time, the nodes are well."""
+    engines = [FakeEngine("n1"), FakeEngine("n2")]
+    flags = ("--first-byte-timeout-s", "2")
+    with serving(tmp_path, engines, *flags) as gateway, gateway.client() as client:
+        with gateway.client("globex") as other, ThreadPoolExecutor(8) as crowd:
+            for _ in range(2):
+                good = [f"tokens=1 pause=0.5 number {number}" for number in range(8)]  # some at each node
+                assert list(crowd.map(lambda text: post(other, text), good)) == [200] * 8
+                long = [f"tokens=2 pause=60 number {number}" for number in range(8)]
+                assert list(crowd.map(lambda text: post(client, text), long)) == [504] * 8
+        assert all(engine.served for engine in engines)
+        assert ejections(gateway) == 0
+        assert gateway.metric("rhodeck_gateway_node_failures_excused_total") >= 16 - len(engines)
 
 
 @pytest.mark.parametrize("texts", ["alike", "different"])
