@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import select
+import socket
 import termios
 from collections.abc import Callable
 from typing import Final
@@ -77,6 +79,22 @@ def was_not_read(transport: asyncio.Transport, exc: Exception | None, since_s: f
     except OSError:
         return False  # not known
     return told != b"\0\0\0\0" or transport.get_write_buffer_size() > 0
+
+
+def is_cut_short(transport: asyncio.Transport) -> bool:
+    """Keep what the kernel has not taken yet from leaving, and say whether there was any.
+
+    No node acts on a part of a request. To abort is not enough: the loop closes in its next turn, and sends
+    what it can before that.
+    """
+    if not transport.get_write_buffer_size():
+        return False
+    try:
+        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as same:
+            same.shutdown(socket.SHUT_WR)
+    except OSError:
+        return False  # not known
+    return True
 
 
 class Wire:
@@ -271,8 +289,7 @@ class Wire:
         transport = self._transport
         if transport is not None:
             is_held = transport.drop()  # nobody waits for an answer to it
-            # What the kernel has not taken of a request goes nowhere: no node acts on a part of one.
-            self.never_left |= is_held or transport.inner.get_write_buffer_size() > 0
+            self.never_left |= is_held or is_cut_short(transport.inner)
             transport.abort()
 
     def _wake(self) -> None:

@@ -172,6 +172,41 @@ def test_a_request_whose_body_the_node_does_not_take_has_not_left(
     assert [one.message for one in caplog.records] == []  # that it has to wait is no fault
 
 
+def test_a_request_cut_while_the_node_reads_on_has_left_exactly_if_the_node_can_have_all_of_it() -> None:
+    """Cut with little left to send, which the loop would still write in the turn that ends it."""
+    whole = b"POST / HTTP/1.1\r\n\r\n" + b"x" * (8 << 20)
+    told = list[bool]()
+
+    def read_out(theirs: socket.socket) -> int:
+        size = 0
+        while part := theirs.recv(1 << 20):
+            size += len(part)
+        return size
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for number in range(40):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                theirs.settimeout(WAIT_S)
+                wire = Wire(loop, Alarm(loop), Outbox(loop))
+                transport, _ = await loop.create_connection(
+                    lambda wire=wire: cast("asyncio.Protocol", wire), sock=ours
+                )
+                wire.send(whole)
+                reading = loop.run_in_executor(None, read_out, theirs)
+                await asyncio.sleep(0)
+                while transport.get_write_buffer_size() > number << 14:
+                    await asyncio.sleep(0)
+                wire.cut()
+                told.append(wire.never_left)
+                assert (await reading < len(whole)) == wire.never_left
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert True in told
+
+
 @pytest.mark.parametrize("ends", ["given up", "reset"])
 def test_a_request_that_the_node_has_read_has_left(ends: str) -> None:
     async def play(upstream: Upstream, known: Known) -> None:
