@@ -16,11 +16,11 @@ from sqlalchemy import RowMapping, func, select
 from sqlalchemy.orm import Session
 
 from control import queries_policy
+from control.diagnose_flows import flow_rounds
 from control.diagnose_pages import competing
 from control.quiet_nodes import quiet_nodes
 from control.tables import (
     CapacityEstimateRow,
-    GatewaySampleRow,
     HistogramEdgesRow,
     NodeRow,
     PoolRow,
@@ -63,11 +63,6 @@ _COUNTS = (
     "arrivals", "completed", "errors", "aborted", "prompt_tokens", "prompt_tokens_computed",
     "generation_tokens", "preemptions", "prefix_cache_hits", "prefix_cache_queries", "running", "waiting",
     "waiting_capacity", "kv_used_ratio", "kv_capacity_tokens",
-)  # fmt: skip
-_FLOW_COLUMNS = (
-    "at", "tenant", "tier", "covered_s", "offered", "repeated", "dispatched", "outcomes", "prompt_tokens",
-    "output_tokens", "queued_requests", "in_flight_requests", "queue_wait_edges", "queue_wait_counts",
-    "queue_wait_sum_s", "ttft_edges", "ttft_counts", "ttft_sum_s",
 )  # fmt: skip
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 Edges = Mapping[int, tuple[float, ...]]
@@ -239,13 +234,7 @@ def _capacities(session: Session) -> dict[tuple[str, str], EngineCapacity]:
 def _flows(
     session: Session, since: datetime, until: datetime, edges: Edges, policy: Policy | None
 ) -> tuple[FlowEvidence, ...]:
-    g = GatewaySampleRow
-    columns = [
-        g.__table__.c[name] for name in _FLOW_COLUMNS
-    ]  # rows, not objects: there are tens of thousands
-    rows = session.execute(
-        select(*columns).where(g.at > since, g.at <= until, g.covered_s.is_not(None)).order_by(g.at)
-    ).mappings()
+    rows = flow_rounds(session, since, until, max(map(len, edges.values()), default=0) + 1)
     rounds: dict[tuple[str, str], dict[datetime, list[RowMapping]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         rounds[row["tenant"], row["tier"]][row["at"]].append(row)
@@ -285,7 +274,8 @@ def _slice(at: datetime, parts: Sequence[RowMapping], edges: Edges) -> FlowSlice
 
     outcomes: Counter[str] = Counter()
     for row in parts:
-        outcomes.update({name: int(n) for name, n in row["outcomes"].items()})
+        for told in row["outcomes"]:
+            outcomes.update({name: int(n) for name, n in told.items()})
     asked = competing(total("offered"), total("repeated"), outcomes)
     return FlowSlice(
         at.timestamp(),

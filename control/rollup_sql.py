@@ -107,7 +107,7 @@ def _merged(measure: Measure, buckets: Mapping[str, int]) -> str:
         case Merge.ADD:
             return f"sum({name})"
         case Merge.ADD_IF_ALL:
-            return f"CASE WHEN count(*) = count({name}) THEN sum({name}) END"
+            return added_if_all(name)
         case Merge.LOWEST:
             return f"min({name})"
         case Merge.HIGHEST:
@@ -123,6 +123,11 @@ def _merged(measure: Measure, buckets: Mapping[str, int]) -> str:
 def _whole_sum(value: str) -> str:
     """`LEAST` would turn an unknown sum into the largest number: it passes over NULL."""
     return f"CASE WHEN sum({value}) > {_INT8_MAX} THEN {_INT8_MAX} ELSE sum({value}) END::bigint"
+
+
+def added_if_all(name: str) -> str:
+    """Return the sum of `name`, unknown as soon as one row does not know it."""
+    return f"CASE WHEN count(*) = count({name}) THEN sum({name}) END"
 
 
 def added_buckets(name: str, count: int) -> str:

@@ -13,11 +13,20 @@ from sqlalchemy.orm import Session
 
 from control.cli_diagnose import diagnose as diagnose_command
 from control.diagnose import diagnosis, gather, span_of
+from control.partitions import make_partitions
 from control.quiet_nodes import quiet_nodes
-from control.tables import NodeRow, RoundRow, SampleRow, ScrapeFailureRow
+from control.tables import (
+    GatewaySampleRow,
+    HistogramEdgesRow,
+    NodeRow,
+    RoundRow,
+    SampleRow,
+    ScrapeFailureRow,
+)
 from fleet.clock import SystemClock
 from fleet.diagnosis_evidence import Cause, Kind
 from fleet.errors import InvalidInput
+from fleet.readings import Histogram
 from simfleet import check_cases
 from tests.incident_fleet import store
 from tests.postgres_server import FreshDatabase
@@ -57,6 +66,35 @@ def test_scraped_pages_in_postgres_give_the_verdict_and_what_was_not_stored_is_n
     assert Cause.HEAD_OF_LINE not in causes
     assert "head-of-line blocking: prompt lengths are not exported" in verdict.cannot_tell
     assert any(words.startswith("token budget") for words in verdict.cannot_tell)
+
+
+def test_gateways_add_up_by_round_and_who_did_not_say_makes_the_sum_unknown(database: FreshDatabase):
+    row: dict[str, object] = {
+        "tenant": "t", "tier": "batch", "covered_s": 10.0, "offered": 7, "repeated": 0, "dispatched": 5,
+        "outcomes": {"completed": 5, "rejected_queue_full": 2}, "prompt_tokens": 100, "queued_requests": 3,
+        "queue_wait_edges": 1, "queue_wait_counts": [1, 2, 3], "queue_wait_sum_s": 4.0,
+    }  # fmt: skip
+    silent = {"prompt_tokens": None, "queue_wait_sum_s": None}
+    finer = {"queue_wait_edges": 2, "queue_wait_counts": [1, 1, 1, 1]}
+    with Session(database.engine) as session, session.begin():
+        make_partitions(session, END)
+        session.add(HistogramEdgesRow(id=1, edges=[0.1, 1.0]))
+        session.add(HistogramEdgesRow(id=2, edges=[0.1, 0.5, 1.0]))
+        session.flush()
+        for second, others in ((0, {}), (10, silent), (20, finer)):
+            at = END - timedelta(seconds=60 - second)
+            session.add(GatewaySampleRow(at=at, gateway="g1", **row))
+            session.add(GatewaySampleRow(at=at, gateway="g2", **row | others))
+        (flow,) = gather(session, END - SPAN, END).flows
+    both, unsure, mixed = flow.slices
+    assert (both.offered, both.dispatched, both.refused, both.queued) == (14, 10, 4, 6)
+    assert (both.covered_s, both.prompt_tokens, both.output_tokens) == (10.0, 200, None)
+    assert both.queue_wait == Histogram((0.1, 1.0), (2, 4, 6), 8.0)
+    assert (unsure.prompt_tokens, unsure.offered) == (None, 14)
+    assert unsure.queue_wait == Histogram((0.1, 1.0), (2, 4, 6), None)
+    # bounds both have: 1 + 1 up to 0.1 s, 2 + (1 + 1) up to 1 s, 3 + 1 above
+    assert mixed.queue_wait == Histogram((0.1, 1.0), (2, 4, 4), 8.0)
+    assert (mixed.offered, mixed.ttft) == (14, None)
 
 
 def test_ten_minutes_without_samples_are_no_verdict(database: FreshDatabase):
