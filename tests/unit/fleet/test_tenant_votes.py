@@ -42,6 +42,26 @@ def test_an_answer_to_the_tenant_itself_makes_its_next_failure_count():
     assert [counts(votes, "acme", 3.0) for _ in range(2)] == [True, False]
 
 
+def test_each_failure_counts_against_a_node_that_fails_one_tenant_whom_others_answer():
+    votes = TenantVotes()
+    for at_s in range(20):
+        votes.answered("globex", "n1", at_s)
+        votes.answered("acme", "n2", at_s)
+        assert counts(votes, "acme", at_s)
+
+
+def test_a_tenant_that_is_failed_all_over_has_one_vote_whatever_good_requests_it_mixes_in():
+    votes = TenantVotes()
+    for node in ("n1", "n2", "n3"):
+        votes.answered("globex", node, 0.0)
+        votes.answered("acme", node, 0.0)
+    assert all(counts(votes, "acme", 1.0) for _ in range(3))  # so far it is this node's alone
+    for at_s in range(2, 8):
+        votes.answered("acme", "n3", at_s)
+        assert counts(votes, "acme", at_s, node="n2") is (at_s == 2)
+        assert counts(votes, "acme", at_s) is (at_s == 2)
+
+
 def test_a_node_that_answers_others_no_more_has_each_failure_count():
     votes = TenantVotes()
     votes.answered("globex", "n1", 0.0)
@@ -79,4 +99,5 @@ def test_what_is_remembered_is_bounded():
     for one in range(2 * MOST_KEPT):
         votes.answered("globex", f"n{one}", 0.0)
         counts(votes, f"tenant {one}", 0.0, node=f"n{one}")
-    assert len(votes._answered) == len(votes._counted_at) == MOST_KEPT
+    kept = (votes._answered, votes._counted_at, votes._failers)
+    assert [len(one) for one in kept] == [MOST_KEPT] * 3
