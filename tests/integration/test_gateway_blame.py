@@ -107,7 +107,7 @@ def test_a_client_whose_every_request_fails_once_it_is_answered_ejects_no_node(
 def test_a_client_that_asks_for_more_than_can_be_answered_in_time_ejects_no_node(tmp_path: Path) -> None:
     """Eight long answers at a time that are not streamed: none begins in time, the nodes are well."""
     engines = [FakeEngine("n1"), FakeEngine("n2")]
-    flags = ("--first-byte-timeout-s", "2")
+    flags = ("--first-byte-timeout-s", "6")
     with serving(tmp_path, engines, *flags) as gateway, gateway.client() as client:
         with gateway.client("globex") as other, ThreadPoolExecutor(8) as crowd:
             for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_node_that_fails_is_out_though_no_client_waits_for_what_another_says(t
         for number in range(60):
             with contextlib.suppress(httpx.TimeoutException):
                 body = chat(f"tokens=3 pause=60 number {number}")
-                client.post(CHAT, json=body, timeout=httpx.Timeout(60, read=0.5))
+                client.post(CHAT, json=body, timeout=httpx.Timeout(60, read=3))
             if ejections(gateway):
                 break
         assert ejections(gateway) == 1
