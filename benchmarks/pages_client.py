@@ -27,6 +27,9 @@ _FINISHED = (
 )
 
 
+_FAILED = ("This page failed", "Nothing can be shown", "has not answered", "not worked out")
+
+
 @dataclass(slots=True)
 class Run:
     """One run of a page or of one of its live parts."""
@@ -96,10 +99,11 @@ class Session:
 
 
 def _complaints(element: Any) -> list[str]:
+    """Return what the page says went wrong with itself; what it says of the fleet is its work."""
     kind = element.WhichOneof("type")
     if kind == "exception":
         return [element.exception.message]
-    if kind == "alert" and element.alert.format in (element.alert.ERROR, element.alert.WARNING):
+    if kind == "alert" and any(words in element.alert.body for words in _FAILED):
         return [element.alert.body]
     return []
 
