@@ -30,6 +30,7 @@ def test_every_scope_has_its_row_and_the_chosen_one_its_reasons(
     at = full("fleet")
     assert column(at, "subject")[0] == "fleet"
     assert column(at, "subject")[-1] == "tier best-effort"
+    at.toggle(key="every_rho_all").set_value(True).run()  # a table is sent the columns it shows
     assert column(at, "higher")[-1] == pytest.approx(1.1)
     assert column(at, "own limits")[-1] == "3 req/s"
     assert "rho = lambda / mu = 4 / 6.45 = 0.62" in text(at)
