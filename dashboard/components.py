@@ -18,7 +18,7 @@ from dashboard.marks import marked
 from dashboard.outage import public
 from dashboard.theme import DARK, LIGHT
 from dashboard.times import Zone, age
-from dashboard.viewmodels import QUALITY_PAGE, Card, Notice
+from dashboard.viewmodels import QUALITY_PAGE, Card, Notice, last_known
 from fleet.errors import FleetError
 
 _plot = st.components.v2.component(
@@ -81,11 +81,13 @@ def plot(figure: Figure, key: str, *, node: str | None = None) -> None:
     )
 
 
-def cards(items: Sequence[Card], *, why: str = "") -> None:
+def cards(items: Sequence[Card], *, why: str = "", is_last_known: bool = False) -> None:
     """Draw numbers in one row, each with its word: never by colour alone.
 
     `why`: the source whose findings explain what is unknown; a card without a value links to them.
+    `is_last_known`: they are of an earlier answer, and say nothing of the present.
     """
+    items = last_known(items) if is_last_known else items
     grid = st.grid(columns=len(items), min_column_width=150, key=f"cards_{len(items)}_{items[0].key}")
     for item in items:
         colour, icon = words.LOOKS[item.tone]

@@ -90,7 +90,8 @@ def strip(person: access.Person) -> None:
             components.freshness(
                 pulse, data.now(), paused=not chosen.is_live, stale_after_s=stale_after(pulse.value)
             )
-            found = data_alerts.count().value
+            counted = data_alerts.count()
+            found = counted.value if counted.problem is None else None  # what was open then may be over
             st.page_link(
                 ALERTS_PAGE,
                 label=alerts.badge(found),

@@ -5,8 +5,8 @@ Prevents: a state that is only a colour, and a reader who has to know a threshol
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from control.freshness import Freshness
 from control.queries_policy import Condition
@@ -29,6 +29,11 @@ class Card:
     def key(self) -> str:
         """The card's name in the page: its label in plain letters."""
         return "".join(c if c.isalnum() else "_" for c in self.label.partition(",")[0].lower())
+
+
+def last_known(cards: Sequence[Card]) -> list[Card]:
+    """Return numbers of an earlier answer: as they were, without a verdict about the present."""
+    return [replace(card, tone="unknown", word="last known") for card in cards]
 
 
 @dataclass(frozen=True, slots=True)

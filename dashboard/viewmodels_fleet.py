@@ -23,6 +23,7 @@ from dashboard.times import UNKNOWN, age
 from dashboard.viewmodels import (
     NOT_HEARD,
     Card,
+    last_known,
     node_state_text,
 )
 from dashboard.words import Tone
@@ -72,7 +73,7 @@ RHO_HELP = (
 def cards(now: FleetNow, *, is_last_known: bool = False) -> list[Card]:
     """Return the five numbers of the first row; without a verdict if they are only the last known ones."""
     found = _cards(now)
-    return [replace(c, tone="unknown", word="last known") for c in found] if is_last_known else found
+    return last_known(found) if is_last_known else found
 
 
 def _cards(now: FleetNow) -> list[Card]:

@@ -299,20 +299,18 @@ def _whole_percent(value: float) -> str:
 
 
 def subject_rows(
-    states: Sequence[FlowNow], now: datetime, zone: Zone, stale_s: float
+    states: Sequence[FlowNow], now: datetime, zone: Zone, present: Sequence[FlowNow]
 ) -> dict[str, list[Any]]:
-    """Return every queue with its balance."""
+    """Return every queue with its balance; of one that is not among `present` it is not known."""
     return {
         "subject": [_link(label(s.scope, s.name)) for s in states],
         "state": [
-            f"{SIGNS['unknown']} not known"
-            if s.balance is None or is_stale(s, now, stale_s)
-            else _balance_text(s)
+            f"{SIGNS['unknown']} not known" if s.balance is None or s not in present else _balance_text(s)
             for s in states
         ],
         "doubling": [
             words.UNKNOWN
-            if is_stale(s, now, stale_s) or not _has_trend(s)
+            if s not in present or not _has_trend(s)
             else "none"
             if s.p99_doubling_min is None
             else f"{s.p99_doubling_min:.0f} min"

@@ -169,15 +169,20 @@ def _worst_first(g: GatewayState) -> tuple[int, str]:
     return (order.index(g.condition) if g.condition in order else len(order)), g.name
 
 
-def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
-    """Return the gateways by column, those that are not converged first."""
+def gateway_rows(gateways: Sequence[GatewayState], *, old_s: float | None = None) -> dict[str, list[Any]]:
+    """Return the gateways by column, those that are not converged first.
+
+    `old_s`: they are of an answer so many seconds ago: conditions of then, no verdict about the present.
+    """
     rows = sorted(gateways, key=_worst_first)
     return {
         "gateway": [g.name for g in rows],
-        "condition": [f"{SIGNS[CONDITION_LOOKS[g.condition][0]]} {g.condition}" for g in rows],
+        "condition": [
+            _condition(g) if old_s is None else f"{SIGNS['unknown']} {g.condition}" for g in rows
+        ],
         "revision": [_pair(g.revision_observed, g.revision_desired) for g in rows],
         "generation": [_pair(g.observed_generation, g.desired_generation) for g in rows],
-        "heard": ["never" if g.age_s is None else f"{age(g.age_s)} ago" for g in rows],
+        "heard": ["never" if g.age_s is None else f"{age(g.age_s + (old_s or 0.0))} ago" for g in rows],
         "in flight": [None if g.condition in NOT_HEARD else g.in_flight for g in rows],
         "queued": [_queues(g) for g in rows],
         "nodes": [
@@ -187,6 +192,10 @@ def gateway_rows(gateways: Sequence[GatewayState]) -> dict[str, list[Any]]:
             for g in rows
         ],
     }
+
+
+def _condition(g: GatewayState) -> str:
+    return f"{SIGNS[CONDITION_LOOKS[g.condition][0]]} {g.condition}"
 
 
 def why_lines(gateways: Sequence[GatewayState]) -> list[str]:

@@ -31,7 +31,7 @@ def live() -> None:
     book = found.value
     if book.unknown_since is not None:
         components.verdict("unknown", vm.stopped_text(book.unknown_since, at, chosen.zone))
-    components.cards(vm.cards(book))
+    components.cards(vm.cards(book), is_last_known=found.problem is not None)
     entry = vm.chosen(book, linked)
     if linked and entry is None:
         st.info(f"Alert {linked[:20]} is not open and not of the last week.")

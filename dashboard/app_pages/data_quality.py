@@ -24,8 +24,10 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     views = vm.chosen(found.value, source)
-    components.verdict(*vm.summary(views, pulse, at))
-    components.cards(vm.cards(views, is_judged=pulse is not None and pulse.at is not None))
+    if found.problem is None:
+        components.verdict(*vm.summary(views, pulse, at))
+    is_judged = pulse is not None and pulse.at is not None
+    components.cards(vm.cards(views, is_judged=is_judged), is_last_known=found.problem is not None)
     standing = [view for view in views if view.is_open]
     ended = [view for view in views if not view.is_open]
     st.subheader("Standing now")

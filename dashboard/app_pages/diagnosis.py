@@ -31,7 +31,7 @@ def live() -> None:
     now = shown.health if shown is not None else None
     stopped = controller_stopped(shown, at, chosen.zone) if shown is not None else None
     silent = vm.not_heard(shown.gateways) if shown is not None and stopped is None else None
-    is_partial = stopped is not None or silent is not None
+    is_partial = stopped is not None or silent is not None or found.problem is not None
     components.verdict(vm.tone_of(verdict, is_partial=is_partial), verdict.sentence)
     if silent is not None:
         st.warning(f"{words.plain(silent)}.")

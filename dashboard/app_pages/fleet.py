@@ -35,7 +35,7 @@ def live() -> None:
             title="Nothing to watch",
         )
     components.cards(vm.cards(fleet, is_last_known=is_old), why=ALL_SOURCES)
-    st.caption(vm.coverage(fleet, at))
+    st.caption(vm.coverage(fleet, data.now()))  # how old it is now, whoever stopped
     left, right = components.two()
     with left:
         st.subheader("Needs attention")

@@ -25,11 +25,12 @@ def live() -> None:
     if components.problem(found, at, chosen.zone) or found.value is None:
         return
     flow = found.value
-    if found.problem is not None and found.as_of is not None:
-        at = found.as_of
+    is_last_known = found.problem is not None
+    present = [] if is_last_known else vm.fresh(flow.states, at, flow.stale_s)
     now = vm.find(flow.states, scope, name)
-    is_old = now is not None and vm.is_stale(now, at, flow.stale_s)
-    components.cards(vm.cards(now, flow.slo, vm.policy_of(policy), is_old=is_old))
+    is_old = now is not None and now not in present
+    cards = vm.cards(now, flow.slo, vm.policy_of(policy), is_old=is_old)
+    components.cards(cards, is_last_known=is_last_known)
     if now is None:
         st.info(
             "Balance is judged from whole minutes of nodes that answer: look again two minutes after the "
@@ -59,10 +60,9 @@ def live() -> None:
         components.lines(vm.curve_lines(flow.curves))
     if flow.states:
         st.subheader("Every queue")
-        components.table(
-            vm.subject_rows(flow.states, at, chosen.zone, flow.stale_s), tables.SUBJECTS, key="queues"
-        )
-        signals_panel(vm.fresh(flow.states, at, flow.stale_s))
+        rows = vm.subject_rows(flow.states, at, chosen.zone, present)
+        components.table(rows, tables.SUBJECTS, key="queues")
+        signals_panel(present)
 
 
 components.live(live, chosen.tick_s())

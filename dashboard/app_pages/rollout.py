@@ -22,7 +22,8 @@ def live() -> None:
     now = found.value
     if vm.stage(now) != drawn and not dialogs.is_open():
         st.rerun()  # the buttons below are those of another stage
-    components.cards(vm.cards(now, at, chosen.zone))
+    old_s = None if found.as_of is None or found.problem is None else (at - found.as_of).total_seconds()
+    components.cards(vm.cards(now, at, chosen.zone), is_last_known=old_s is not None)
     said = vm.reason(now.rollout)
     if said:
         st.caption(said)
@@ -32,7 +33,7 @@ def live() -> None:
         return
     if (together := vm.group_words(now.gateways)) is not None:
         st.markdown(together)
-    components.table(vm.gateway_rows(now.gateways), tables.GATEWAYS, key="gateways")
+    components.table(vm.gateway_rows(now.gateways, old_s=old_s), tables.GATEWAYS, key="gateways")
     if whys := vm.why_lines(now.gateways):
         components.lines(whys)
     st.caption(

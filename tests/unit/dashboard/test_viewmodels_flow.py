@@ -39,7 +39,7 @@ def test_a_level_queue_is_green_only_where_the_load_fits_and_nothing_is_raised(
     now = state(rho=rho, signals=[signal("flow", is_raised=False), signal("backlog", is_raised=raised)])
     card = vm.balance_card(now, is_old=False)
     assert (card.value, card.tone) == (value, tone)
-    rows = vm.subject_rows([now], NOW, UTC_ZONE, 30.0)
+    rows = vm.subject_rows([now], NOW, UTC_ZONE, [now])
     assert ("\u2713" in rows["state"][0]) == (tone == "good")
     assert vm.balance_card(now, is_old=True).tone == "unknown"
 
@@ -80,10 +80,11 @@ def test_a_queue_reads_as_people_write_it_and_its_link_finds_it() -> None:
         "best_effort",
     )  # a tenant's own name
     tier = FlowNow("tier", "best_effort", NOW, "equilibrium", False, None, 12, {})
-    (link,) = vm.subject_rows([tier], NOW, UTC_ZONE, 30.0)["subject"]
+    (link,) = vm.subject_rows([tier], NOW, UTC_ZONE, [tier])["subject"]
     assert link == "/flow?subject=tier%20best-effort#tier best-effort"
     odd = FlowNow("pool", "a&b#c", NOW, "equilibrium", False, None, 12, {})
-    (link,) = vm.subject_rows([odd], NOW, UTC_ZONE, 30.0)["subject"]
+    (link,) = vm.subject_rows([odd], NOW, UTC_ZONE, [])["subject"]
+    assert vm.subject_rows([odd], NOW, UTC_ZONE, [])["state"] == ["? not known"]
     assert link.partition("#")[0] == "/flow?subject=pool%20a%26b%23c"
 
 

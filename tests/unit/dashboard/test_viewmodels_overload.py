@@ -12,12 +12,12 @@ from control.queries_policy import GatewayState
 from dashboard import viewmodels_fleet as fleet
 from dashboard.data import FleetNow, RolloutNow
 from dashboard.times import UTC_ZONE
-from dashboard.viewmodels import DIAGNOSIS_PAGE
+from dashboard.viewmodels import DIAGNOSIS_PAGE, last_known
 from dashboard.viewmodels_attention import attention, nothing
 from dashboard.viewmodels_overload import overload, two_rhos
 from dashboard.viewmodels_quality import cards as quality_cards
 from dashboard.viewmodels_rollout import cards as rollout_cards
-from dashboard.viewmodels_rollout import not_everywhere
+from dashboard.viewmodels_rollout import gateway_rows, not_everywhere
 from fleet.messages import QueueState
 from fleet.outcomes import Tier
 from tests.unit.dashboard.test_viewmodels import alert, gateway, rollout, traffic
@@ -165,3 +165,13 @@ def test_a_stage_that_was_reached_is_in_force_only_where_every_gateway_says_so_n
     assert stage("live") == ("live", "not everywhere now", "watch")  # no gateway: in force nowhere
     confirmed = rollout_cards(RolloutNow(rollout("live"), (), None), AT, UTC_ZONE)[2]
     assert (confirmed.value, confirmed.tone) == ("\u2014", "unknown")  # "0 of 0" is no count
+
+
+def test_an_answer_of_before_an_outage_gives_no_verdict_about_now() -> None:
+    first = replace(gateway("converged"), age_s=1.0)
+    rows = gateway_rows([first], old_s=50.0)
+    assert (rows["condition"], rows["heard"]) == (["? converged"], ["51 s ago"])
+    assert gateway_rows([first])["heard"] == ["1 s ago"]
+    cards = rollout_cards(RolloutNow(rollout("live"), (first,), None), AT, UTC_ZONE)
+    assert {card.tone for card in last_known(cards)} == {"unknown"}
+    assert [card.value for card in last_known(cards)] == [card.value for card in cards]
