@@ -33,7 +33,8 @@ class Waiting:
             return f"{self.address} is no controller's page"
         size = "" if self.bytes is None else f" ({self.bytes / 1_048_576:.1f} MiB)"
         lost = "none lost" if not self.dropped else f"{self.dropped} lost since it started"
-        return f"{self.address} holds {self.rounds} rounds{size} for Postgres, {lost}"
+        held = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        return f"{self.address} holds {held}{size} for Postgres, {lost}"
 
 
 def waiting_rounds(host: str, port: int) -> Waiting | None:

@@ -20,8 +20,6 @@ from dashboard.viewmodels import Card
 from dashboard.viewmodels_months import method_words
 from fleet.spend import MonthSpend, SpendLine, subtotals
 
-NOBODY = "(nobody's)"
-
 
 def cards(month: MonthSpend) -> list[Card]:
     """Return total, idle, node-hours and whether the month is final."""
@@ -66,9 +64,9 @@ def _beside_idle(month: MonthSpend) -> str:
 
 
 def _nobodys(lines: Sequence[SpendLine]) -> str:
-    """Return what lines that are no tenant's are: "idle (nobody's)", "idle, burst (nobody's)"."""
-    kinds = sorted({line.kind for line in lines}, key=lambda kind: (kind != "idle", kind))
-    return f"{', '.join(kinds)} {NOBODY}"
+    """Return what lines that are no tenant's are: "idle (nobody's)"; of several kinds "nobody's"."""
+    kinds = {line.kind for line in lines}
+    return f"{kinds.pop()} (nobody's)" if len(kinds) == 1 else "nobody's"
 
 
 def line_rows(month: MonthSpend) -> dict[str, list[Any]]:
