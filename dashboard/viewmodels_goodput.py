@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from control.queries_goodput import FittedEngine, Today
@@ -15,13 +16,14 @@ from dashboard import theme, words
 from dashboard.charts import Figure, rounded
 from dashboard.times import UNKNOWN
 from dashboard.viewmodels import Card
-from fleet.goodput import LIMIT_WORDS, Advice, Choice, EngineModel, point
+from fleet.goodput import LIMIT_WORDS, Advice, Choice, EngineModel, Point, advise, point
 from fleet.replay_outcomes import Objectives
 
 TYPED = "typed"
 _POINTS = 24
 #: Of each rate on the page: enough for a p95, short enough to wait for.
 SIMULATED_S = 300
+KEPT = 64  # answers a process keeps; each is asked for again at every click of the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,21 @@ class Asked:
     today_rate: float | None  # what comes
     today_served: float | None  # what of it is served: the first token is theirs
     today_ttft_s: float | None  # measured; None: not known
+
+
+@lru_cache(maxsize=KEPT)
+def _advised(
+    model: EngineModel, objectives: Objectives, most_batch: int, in_use: int | None, quantile: float
+) -> Advice:
+    return advise(model, objectives, most_batch=most_batch, in_use=in_use, quantile=quantile)
+
+
+def advised(asked: Asked) -> Advice:
+    """Return what `fleet.goodput.advise` says, kept: a third of a second of processor, for each click else.
+
+    Raises InvalidInput as it does.
+    """
+    return _advised(asked.model, asked.objectives, asked.most_batch, asked.in_use, asked.quantile)
 
 
 def names(engines: Sequence[FittedEngine]) -> dict[str, FittedEngine | None]:
@@ -184,10 +201,17 @@ def overload_words(document: dict[str, Any]) -> str:
     )
 
 
-def _curve(asked: Asked, batch: int, word: str, colour: str) -> dict[str, Any]:
-    last = asked.model.throughput(batch)
+@lru_cache(maxsize=KEPT)
+def _points(
+    model: EngineModel, batch: int, objectives: Objectives, quantile: float
+) -> tuple[Point | None, ...]:
+    last = model.throughput(batch)
     rates = [last * (place + 1) / _POINTS * 0.998 for place in range(_POINTS)]
-    found = [point(asked.model, rate, batch, asked.objectives, asked.quantile) for rate in rates]
+    return tuple(point(model, rate, batch, objectives, quantile) for rate in rates)
+
+
+def _curve(asked: Asked, batch: int, word: str, colour: str) -> dict[str, Any]:
+    found = _points(asked.model, batch, asked.objectives, asked.quantile)
     return {
         "type": "scatter",
         "mode": "lines",

@@ -9,7 +9,6 @@ import streamlit as st
 from dashboard import components, data, data_studies, goodput_inputs, state, study_panel, tables_studies
 from dashboard import viewmodels_goodput as vm
 from fleet.errors import InvalidInput
-from fleet.goodput import advise
 
 st.title("Goodput")
 st.caption(
@@ -19,13 +18,7 @@ known = data_studies.engines()
 components.problem(known, data.now(), state.filters().zone)
 try:
     asked = goodput_inputs.asked(known.value or [])
-    advice = advise(
-        asked.model,
-        asked.objectives,
-        most_batch=asked.most_batch,
-        in_use=asked.in_use,
-        quantile=asked.quantile,
-    )
+    advice = vm.advised(asked)
 except InvalidInput as exc:
     components.failure(exc, title="These inputs have no answer")
     st.stop()
