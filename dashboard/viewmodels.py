@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from control.freshness import Freshness
 from control.queries_policy import Condition
-from dashboard.times import age
+from dashboard.times import UNKNOWN, age
 from dashboard.words import Tone
 
 
@@ -32,8 +32,17 @@ class Card:
 
 
 def last_known(cards: Sequence[Card]) -> list[Card]:
-    """Return numbers of an earlier answer: as they were, without a verdict about the present."""
-    return [replace(card, tone="unknown", word="last known") for card in cards]
+    """Return numbers of an earlier answer as they were, without a verdict about the present.
+
+    What was not known then is no last known number, and stays as it is.
+    """
+    known = "last known"
+    return [
+        card
+        if card.tone == "unknown" and card.value == UNKNOWN
+        else replace(card, tone="unknown", word=known)
+        for card in cards
+    ]
 
 
 @dataclass(frozen=True, slots=True)

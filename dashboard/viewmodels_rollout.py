@@ -15,7 +15,7 @@ from control.gateway_groups import grouped, process_words
 from control.queries_policy import GatewayState, Rollout, RolloutState
 from dashboard import words
 from dashboard.actions import Verb
-from dashboard.data import RolloutNow
+from dashboard.data import Reading, RolloutNow
 from dashboard.times import UNKNOWN, Zone, age
 from dashboard.viewmodels import CONDITION_LOOKS, NOT_HEARD, SIGNS, Card
 from dashboard.words import Tone
@@ -167,6 +167,13 @@ def stage(now: RolloutNow | None) -> tuple[int, RolloutState] | None:
 def _worst_first(g: GatewayState) -> tuple[int, str]:
     order = ("rejected", "unreachable", "drifting", "behind", "unknown")
     return (order.index(g.condition) if g.condition in order else len(order)), g.name
+
+
+def old_s(found: Reading[RolloutNow], at: datetime) -> float | None:
+    """Return how many seconds ago an answer was given that is shown for want of a newer; None: of now."""
+    if found.problem is None or found.as_of is None:
+        return None
+    return (at - found.as_of).total_seconds()
 
 
 def gateway_rows(gateways: Sequence[GatewayState], *, old_s: float | None = None) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ def live() -> None:
     now = found.value
     if vm.stage(now) != drawn and not dialogs.is_open():
         st.rerun()  # the buttons below are those of another stage
-    old_s = None if found.as_of is None or found.problem is None else (at - found.as_of).total_seconds()
+    old_s = vm.old_s(found, at)
     components.cards(vm.cards(now, at, chosen.zone), is_last_known=old_s is not None)
     said = vm.reason(now.rollout)
     if said:
