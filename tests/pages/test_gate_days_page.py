@@ -58,6 +58,7 @@ def test_days_through_the_gate_are_asked_for_and_shown_by_tier(
     at.run()
     at.button(key="simulate").click().run()
     assert [e.message for e in at.exception] == []
+    at.toggle(key="gate_days_all").set_value(True).run()  # a table is sent the columns it shows
     assert set(gate_days(at)["state"]) == {"waits"}
     now = SystemClock().now()
     r = EstimateRunRow
