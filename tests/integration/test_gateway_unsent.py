@@ -35,6 +35,8 @@ class Host:
         self._is_on = threading.Event()
         self._is_on.set()
         self._is_over = False
+        self._deciding = threading.Lock()
+        self._holds = threading.Event()  # it has a connection and lets it wait: it accepts no other
         self._waiting: list[socket.socket] = []
 
     @contextlib.contextmanager
@@ -58,13 +60,27 @@ class Host:
                 thread.join(60)
 
     def cut_off(self) -> None:
-        """Have everybody wait who connects from now on."""
-        self._is_on.clear()
-        for _ in range(6):  # the one that is accepted next, and more than the queue takes
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(self._listener.getsockname())
-            self._waiting.append(one)
+        """Have everybody wait who connects from now on: one accepted waits, then the queue is full."""
+        with self._deciding:
+            self._is_on.clear()
+        self._connect()
+        assert self._holds.wait(60)
+        for _ in range(6):  # more than the queue takes
+            self._connect()
+
+    def _connect(self) -> None:
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex(self._listener.getsockname())
+        self._waiting.append(one)
+
+    def _passes(self) -> bool:
+        with self._deciding:
+            if self._is_on.is_set():
+                self._holds.clear()
+            else:
+                self._holds.set()
+            return self._is_on.is_set()
 
     def plug_in(self) -> None:
         for one in self._waiting:
@@ -76,7 +92,8 @@ class Host:
         while not self._is_over:
             connection, _ = self._listener.accept()
             with connection, contextlib.suppress(OSError):
-                self._is_on.wait()
+                while not self._passes():
+                    self._is_on.wait(0.01)
                 connection.settimeout(60)
                 head = connection.recv(65536)
                 if head.startswith(b"POST"):
