@@ -34,13 +34,15 @@ def replaced(name: str, changes: dict[str, str]) -> str:
     return text
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for llm.example.org; return the paths of certificate and key."""
+def certificate(
+    folder: Path, name: str = "llm.example.org", address: str = "DNS:llm.example.org"
+) -> tuple[Path, Path]:
+    """Make a certificate for a name; return the paths of certificate and key."""
     key, cert = folder / "tls.key", folder / "tls.crt"
     subprocess.run(
         [
             *["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"],
-            *["-subj", "/CN=llm.example.org", "-addext", "subjectAltName=DNS:llm.example.org"],
+            *["-subj", f"/CN={name}", "-addext", f"subjectAltName={address}"],
             *["-keyout", str(key), "-out", str(cert)],
         ],
         check=True,

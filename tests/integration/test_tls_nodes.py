@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -20,25 +19,14 @@ import uvloop
 from admission.alarm import Alarm
 from admission.outbox import MAX_HELD_BYTES, Outbox
 from admission.wire import NodeFailed, Wire
+from tests.deployed_proxy import certificate
 
 WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def cert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, made = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            *["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"],
-            *["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-            *["-keyout", str(key), "-out", str(made)],
-        ],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return made, key
+    return certificate(tmp_path_factory.mktemp("tls"), "localhost", "IP:127.0.0.1")
 
 
 class Place:
